@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,8 @@ import pandas as pd
 import pytest
 
 from patchgen.config import Config
-from patchgen.report.compare import (
-    accuracy_grid,
-    backbone_line,
-    cells,
-    comparison,
-    metrics_grid,
-    read_scores,
-    recovery_grid,
-    validation_grid,
-    verdict,
-)
-from patchgen.report.render import plain_markdown
-from patchgen.report.table import Grid, unequal_terms
+from patchgen.report.compare import cells, comparison, read_scores, verdict
+from patchgen.report.table import unequal_terms
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import FACTS, SCORE
 
@@ -41,13 +31,19 @@ def frame(*rows: Row) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*FACTS, *SCORE])
 
 
-def body(grid: Grid | None) -> list[list[str]]:
-    assert grid is not None
-    return [[word.strip() for word in line.split("|")[1:-1]] for line in plain_markdown(grid).splitlines()[2:]]
+def tables(scores: pd.DataFrame, methods: Sequence[str] = ("lp",), seeds: int = 1) -> dict[str, list[list[str]]]:
+    """Title -> heading and rows of every table."""
+    blocks = comparison(scores, methods, DOMAINS, seeds, details=True).split("\n\n")
+    return {
+        title: [[word.strip() for word in line.split("|")[1:-1]] for line in lines.splitlines() if "---" not in line]
+        for title, lines in pairwise(blocks) if lines.startswith("|")
+    }  # fmt: skip
 
 
-def accuracies(scores: pd.DataFrame, methods: Sequence[str] = ("lp",), seeds: int = 1) -> list[list[str]]:
-    return body(accuracy_grid(scores, methods, DOMAINS, "selected", "all", seeds))
+ACCURACY = "Accuracy, selected checkpoint, on the whole unseen domain (%)"
+VALIDATION = "Source validation accuracy (%), by which checkpoints and learning rates are chosen"
+OTHERS = "Other scores (%), selected checkpoint, mean over the whole unseen domains"
+RECOVERY = "Masks against the known predictive patches, on the unseen images"
 
 
 def test_mean_and_standard_error_over_seeds() -> None:
@@ -55,11 +51,11 @@ def test_mean_and_standard_error_over_seeds() -> None:
     rows += [score(0.9, "photo", seed) for seed in (1, 2, 3)]
     # art: mean 78; deviations -8, 2, 6; variance (64 + 4 + 36) / 2 = 52; error sqrt(52 / 3) = 4.163
     # averages of the seeds 80, 85, 87: mean 84; variance (16 + 1 + 9) / 2 = 13; error sqrt(13 / 3) = 2.082
-    grid = accuracy_grid(frame(*rows), ["lp"], DOMAINS, "selected", "all")
-    assert body(grid) == [["lp", "78.0 ± 4.2", "90.0 ± 0.0", "84.0 ± 2.1"]]
-    assert grid.error_note() == "± is the standard error over seeds."
-    one = accuracy_grid(frame(score(0.25), score(0.5, "photo")), ["lp"], DOMAINS, "selected", "all")
-    assert body(one) == [["lp", "25.0", "50.0", "37.5"]] and one.error_note() == ""
+    assert tables(frame(*rows))[ACCURACY][1:] == [["lp", "78.0 ± 4.2", "90.0 ± 0.0", "84.0 ± 2.1"]]
+    assert "± is the standard error over seeds." in comparison(frame(*rows), ["lp"], DOMAINS)
+    one = frame(score(0.25), score(0.5, "photo"))
+    assert tables(one)[ACCURACY][1:] == [["lp", "25.0", "50.0", "37.5"]]
+    assert "±" not in comparison(one, ["lp"], DOMAINS)
 
 
 def test_other_scores_are_means_over_domains_then_seeds() -> None:
@@ -68,42 +64,41 @@ def test_other_scores_are_means_over_domains_then_seeds() -> None:
             for name, share in (("auroc", 1), ("macro_f1", 0.5))]  # fmt: skip
     rows += [score(0.5, domain, method="old") for domain in DOMAINS]  # records of an earlier version
     rows += [score(0.0, part="in", metric="auroc")]
-    grid = metrics_grid(frame(*rows), ["lp", "old"], DOMAINS)
-    assert grid is not None and [column.heading for column in grid.columns] == ["macro F1", "AUROC"]
-    assert body(grid) == [["lp", "35.0 ± 5.0", "70.0 ± 10.0"], ["old", "", ""]]  # seed 3 lacks a domain
-    assert metrics_grid(frame(score(0.5)), ["lp"], DOMAINS) is None
+    assert tables(frame(*rows), ["lp", "old"])[OTHERS] == [
+        ["method", "macro F1", "AUROC"], ["lp", "35.0 ± 5.0", "70.0 ± 10.0"], ["old", "", ""]  # seed 3 lacks a domain
+    ]  # fmt: skip
+    assert OTHERS not in tables(frame(score(0.5)))
 
 
 def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
     rows = [score(0.843), score(0.5, "photo"), score(0.5, "photo", 2), score(0.5, "photo", 3)]
-    rows += [score(0.5, seed=seed, method="full") for seed in (1, 2)]
+    rows += [score(0.5, seed=seed, method="full") for seed in (1, 2)] + [score(0.8, metric="validation")]
+    found = tables(frame(*rows), ["lp", "full"], seeds=3)
     # (84.3 + 50) / 2 = 67.15: only seed 1 has both domains
-    assert accuracies(frame(*rows), ["lp", "full"], seeds=3) == [
+    assert found[ACCURACY][1:] == [
         ["lp", "84.3 (1 of 3 seeds)", "50.0 ± 0.0", "67.2 (1 of 3 seeds)"],
         ["full", "50.0 ± 0.0 (2 of 3 seeds)", "", ""],
     ]
-    validation = frame(score(0.8, metric="validation"))
-    assert body(validation_grid(validation, ["lp"], DOMAINS, 3))[0][1] == "80.0 (1 of 3 seeds)"
+    assert found[VALIDATION][1][1] == "80.0 (1 of 3 seeds)"
 
 
 def test_the_backbone_is_named_and_a_mixture_is_a_warning() -> None:
     rows = [score(0.5), score(0.5, part="in"), score(0.5, seed=2)]
-    assert backbone_line(frame(*rows)) == "Backbone: ViT-S"
-    mixed = backbone_line(frame(*rows, score(0.5, seed=3, backbone="ViT-B")))
+    assert comparison(frame(*rows), ["lp"], DOMAINS).startswith("Backbone: ViT-S\n")
+    mixed = comparison(frame(*rows, score(0.5, seed=3, backbone="ViT-B")), ["lp"], DOMAINS)
     assert "DIFFER" in mixed and "ViT-S (2 runs)" in mixed and "ViT-B (1 runs)" in mixed
-    assert "no run is finished" in backbone_line(frame())
+    assert "no run is finished" in comparison(frame(), ["lp"], DOMAINS)
 
 
 def test_checkpoint_part_and_method_are_not_mixed() -> None:
     rows = [score(0.1), score(0.2, part="in"), score(0.3, checkpoint="swad"), score(0.4, method="lp-ln")]
-    shown = {place: body(accuracy_grid(frame(*rows), ["lp"], ("art",), *place))
-             for place in (("selected", "all"), ("selected", "in"), ("swad", "all"))}  # fmt: skip
-    assert shown == {
-        ("selected", "all"): [["lp", "10.0", "10.0"]],
-        ("selected", "in"): [["lp", "20.0", "20.0"]],
-        ("swad", "all"): [["lp", "30.0", "30.0"]],
-    }
-    assert body(accuracy_grid(frame(*rows), ["lp"], ("art",), "swad", "in")) == [["lp", "", ""]]
+    found = {title: table[1][1] for title, table in tables(frame(*rows)).items() if title.startswith("Accuracy")}
+    assert found == {
+        ACCURACY: "10.0",
+        "Accuracy, selected checkpoint, on 80 % of the unseen domain (%)": "20.0",
+        "Accuracy, SWAD, on the whole unseen domain (%)": "30.0",
+        "Accuracy, SWAD, on 80 % of the unseen domain (%)": "",
+    }  # fmt: skip
 
 
 def test_validation_table_shows_the_choice_and_the_mask() -> None:
@@ -112,7 +107,7 @@ def test_validation_table_shows_the_choice_and_the_mask() -> None:
     masks = {("art", "mean"): 0.456, ("art", "spread"): 0.123, ("photo", "mean"): 0.6, ("photo", "spread"): 0.2,
              ("art", "untrained_mean"): 0.5, ("art", "untrained_spread"): 0.01}  # fmt: skip
     rows += [score(v, d, method="patchgen", metric=f"mask: {name}") for (d, name), v in masks.items()]
-    assert body(validation_grid(frame(*rows), ["lp", "patchgen"], DOMAINS)) == [
+    assert tables(frame(*rows), ["lp", "patchgen"])[VALIDATION][1:] == [
         ["lp", "80.0", "", ""], ["patchgen", "75.0", "50.0", "0.46/0.12 (untrained 0.50/0.01), 0.60/0.20"]
     ]  # fmt: skip
 
@@ -121,18 +116,19 @@ def test_discovered_classes_have_three_numbers() -> None:
     values = {"art": (0.5, 0.75, 0.25), "photo": (0.3, 0.5, 0.1)}
     rows = [score(v, domain, metric=metric) for domain, three in values.items()
             for metric, v in zip(("all", "known", "unknown"), three, strict=True)]  # fmt: skip
-    assert accuracies(frame(*rows)) == [["lp", "50.0 / 75.0 / 25.0", "30.0 / 50.0 / 10.0", "40.0 / 62.5 / 17.5"]]
-    assert "All / Known / Unknown accuracy, selected checkpoint" in comparison(frame(*rows), ["lp"], DOMAINS)
+    assert tables(frame(*rows))[f"All / Known / Unknown a{ACCURACY[1:]}"][1:] == [
+        ["lp", "50.0 / 75.0 / 25.0", "30.0 / 50.0 / 10.0", "40.0 / 62.5 / 17.5"]
+    ]
 
 
 def test_recovery_stands_beside_the_untrained_mask_where_the_truth_is_known() -> None:
-    assert recovery_grid(frame(score(0.5, metric="mask: mean")), ["lp"], DOMAINS) is None
-    found = {"iou": 0.4, "error": 0.25, "kept": 1.0, "true mask": 0.9, "random mask": 0.7, "untrained_auroc": 0.6}
-    rows = [score(v, seed=seed, metric=f"mask: {name}") for seed in (1, 2) for name, v in found.items()]
+    assert RECOVERY not in tables(frame(score(0.5, metric="mask: mean")))
+    values = {"iou": 0.4, "error": 0.25, "kept": 1.0, "true mask": 0.9, "random mask": 0.7, "untrained_auroc": 0.6}
+    rows = [score(v, seed=seed, metric=f"mask: {name}") for seed in (1, 2) for name, v in values.items()]
     rows += [score(v, seed=seed, metric="mask: auroc") for seed, v in ((1, 0.8), (2, 1.0))]
     rows += [score(0.8, seed=seed) for seed in (1, 2)] + [score(0.1, method="full")]
     # 0.8 and 1.0: deviation sqrt(0.02), standard error 0.1
-    assert body(recovery_grid(frame(*rows), ["lp", "full"], DOMAINS)) == [
+    assert tables(frame(*rows), ["lp", "full"])[RECOVERY][1:] == [
         ["lp", "0.90 ± 0.10", "0.60 ± 0.00", "0.40 ± 0.00", "0.25 ± 0.00", "1.00 ± 0.00",
          "80.0 ± 0.0", "90.0 ± 0.0", "70.0 ± 0.0"]]  # fmt: skip
 

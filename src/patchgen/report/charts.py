@@ -33,24 +33,25 @@ def draw(grid: Grid) -> Drawn | None:
         "ablation": (trend, "Ablation"),
         "sensitivity": (sensitivity, "Sensitivity to the loss weights"),
     }
-    figure = kinds[grid.kind][0](grid) if grid.kind in kinds and grid.numbers else None
+    make, words = kinds.get(grid.kind, (lambda grid: None, ""))
+    figure = make(grid) if grid.numbers else None
     if figure is None:
         return None
     rows: list[Row] = [
-        (line.label, column.title, *point, "paper" if entry.number is None else "ours")
-        for line in grid.lines
-        for i, (column, entry) in enumerate(zip(grid.columns, line.entries, strict=True))
-        if (point := point_of(line, i))
-    ]
-    return Drawn(grid.name, f"{kinds[grid.kind][1]}: {grid.title}. {grid.setup}", figure, HEADER, rows)
+        (line.label, column.title, *point, "paper" if line.entries[i].number is None else "ours")
+        for line in grid.lines for i, column in enumerate(grid.columns) if (point := point_of(line, i))
+    ]  # fmt: skip
+    return Drawn(grid.name, f"{words}: {grid.title}. {grid.setup}", figure, HEADER, rows)
 
 
 def point_of(line: Line, index: int | None) -> Point | None:
     """Value and error of a cell, ours or the paper's."""
-    entry = line.entries[index] if index is not None else None
-    if entry is not None and entry.number is not None:
-        return entry.number.mean, entry.number.error or 0.0
-    return (entry.paper.value, entry.paper.error or 0.0) if entry is not None and entry.paper is not None else None
+    if index is None:
+        return None
+    number, paper = line.entries[index].number, line.entries[index].paper
+    if number is not None:
+        return number.mean, number.error or 0.0
+    return (paper.value, paper.error or 0.0) if paper is not None else None
 
 
 def error_bars(axes: Axes, at: Sequence[float], points: Sequence[Point | None], **style: Any) -> None:
@@ -128,7 +129,7 @@ def gains(grid: Grid) -> list[tuple[str, str, float]]:
     differences = []
     for name, line in lines.items():
         host = lines.get(re.sub(r"\+patchgen", "", name, flags=re.IGNORECASE))
-        for letter in LETTERS if host is not None and host is not line else ():
+        for letter in LETTERS if host and host is not line else ():
             after, before = (point_of(each, _index(grid, "average", letter)) for each in (line, host) if each)
             if after and before:
                 differences.append((line.title, letter, after[0] - before[0]))
@@ -139,9 +140,11 @@ def _gain_panel(axes: Axes, grid: Grid) -> None:
     differences = gains(grid)
     names = list(dict.fromkeys(name for name, _, _ in differences))
     for number, letter in enumerate(LETTERS):
-        mine = [(names.index(name), gain) for name, way, gain in differences if way == letter]
-        at = [place + 0.26 * (number - 1) for place, _ in mine]
-        drawn = axes.bar(at, [gain for _, gain in mine], width=0.24, color=PALETTE[number], label=letter)
+        of_letter = [
+            (names.index(name) + 0.26 * (number - 1), gain) for name, way, gain in differences if way == letter
+        ]
+        drawn = axes.bar([at for at, _ in of_letter], [gain for _, gain in of_letter], width=0.24,
+                         color=PALETTE[number], label=letter)  # fmt: skip
         axes.bar_label(drawn, fmt="%+.1f", fontsize=8, padding=2)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xticks=range(len(names)), ylabel="gain (points)", title="PatchGen over its host, mean of the sessions")
@@ -195,10 +198,12 @@ def sensitivity(grid: Grid) -> Figure | None:
     for axes, block in zip(panels, blocks, strict=True):
         name = block.rpartition(" ")[2]
         lines = [line for line in grid.lines if line.block == block]
+        values = [re.search(rf"{name} ([\d.e+-]+)", line.label) for line in lines]
+        at = [float(value[1]) if value else 0.25 for value in values]  # tau's default is not written
         for number, column in enumerate(grid.columns):
             points = [point_of(line, number) for line in lines]
             if any(points):
-                error_bars(axes, [_weight(line.label, name) for line in lines], points, label=column.title,
+                error_bars(axes, at, points, label=column.title,
                            linestyle=DASHES[column.checkpoint == "swad"], marker=MARKERS[number % len(MARKERS)],
                            color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
         axes.set(xlabel=name, xscale="linear" if name == "tau" else "log")
@@ -206,9 +211,3 @@ def sensitivity(grid: Grid) -> Figure | None:
     panels[0].set_ylabel("accuracy (%)")
     _legend(panels[-1])
     return figure
-
-
-def _weight(label: str, name: str) -> float:
-    """The value after a name in `lambda_ms 0.01, lambda_sim 0.001`; tau's default is not written."""
-    match = re.search(rf"{name} ([\d.e+-]+)", label)
-    return float(match[1]) if match else 0.25

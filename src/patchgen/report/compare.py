@@ -1,11 +1,5 @@
 """What `patchgen compare` prints: accuracy by unseen domain, other scores, masks, and a conclusion in sentences.
 
-    scores = read_scores([(folder, "lp-ln"), ...])
-    print(comparison(scores, methods, domains))
-    for line in verdict(scores, methods, domains): print(line)
-    # Best on average: lp-ln (81.4 %).
-    # Against patchgen: 4 of 264 images apart, one seed: no difference shown.
-
 The rule of the verdict is that of `fit/choose.py`: the mean difference over unseen domains must exceed the variation
 between domains and the sampling error of the images; the level of 5 % is shared by all comparisons. Runs record
 accuracies, not single images, so the images count as unpaired, which is stricter.
@@ -32,7 +26,6 @@ if TYPE_CHECKING:
 CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
 RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
 MASKS = {"accuracy": "learned mask %", "mask: true mask": "true mask %", "mask: random mask": "random mask %"}
-DISCOVERED = ("all", "known", "unknown")
 MOST_RIVALS = 5  # others that are compared with the best
 
 
@@ -48,8 +41,8 @@ def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
     if labels.empty:
         return pd.DataFrame(columns=[*FACTS, *SCORE])
     scores, skipped = read_runs(labels["path"].unique())
-    for folder in skipped:
-        raise ValueError(f"{folder.path}: {folder.reason}")
+    if skipped:
+        raise ValueError(f"{skipped[0].path}: {skipped[0].reason}")
     scores = labels.merge(scores.drop(columns="method"), on="path")
     ranked = scores.sort_values("validation", ascending=False, kind="stable")
     best = ranked.drop_duplicates(["method", "unseen", "seed"])[["method", "run"]]
@@ -84,31 +77,51 @@ def comparison(
     scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1, *,
     swad: bool = True, details: bool = False,
 ) -> str:  # fmt: skip
-    """All tables; with `details` also SWAD, the 80 % part, source validation and other scores.
+    """All tables, methods down; with `details` also SWAD, the 80 % part, source validation and other scores.
 
     Args:
-        methods: Labels, a line each.
-        domains: Unseen domains, a column each.
         seeds: How many were asked for; a cell with fewer says so.
     """
-    names = "All / Known / Unknown accuracy" if "known" in set(scores["metric"]) else "Accuracy"
-    grid = accuracy_grid(scores, methods, domains, "selected", "all", seeds)
-    notes = [grid.error_note(), *unequal_terms(methods)]
+    recorded, data = set(scores["metric"]), next(iter(scores["data"]), "")  # all runs are on one data set
+    everywhere = {data: domains}
+
+    def table(columns: Sequence[Column], part: str = "all", names: Sequence[str] = methods) -> Grid:
+        lines = [Line(method, fill(scores[scores["method"] == method], columns, part)) for method in names]
+        return Grid("", "", "", tuple(columns), tuple(lines), part, asked_seeds=seeds)
+
+    def accuracies(checkpoint: str, part: str) -> Grid:
+        metrics = ("all", "known", "unknown") if "known" in recorded else ("accuracy",)
+        places = [*((domain, [domain]) for domain in domains), ("average", domains)]
+        grid = table([Column(name, {data: over}, m, checkpoint) for name, over in places for m in metrics], part)
+        return grid if len(metrics) == 1 else _joined(grid, len(metrics))
+
+    names = "All / Known / Unknown accuracy" if "known" in recorded else "Accuracy"
+    main = accuracies("selected", "all")
     parts = [
-        backbone_line(scores), f"{names}, selected checkpoint, on {PARTS['all']} (%)", plain_markdown(grid),
-        "\n".join(filter(None, notes)), "\n".join(verdict(scores, methods, domains)),
+        backbone_line(scores), f"{names}, selected checkpoint, on {PARTS['all']} (%)", plain_markdown(main),
+        "\n".join(filter(None, [main.error_note(), *unequal_terms(methods)])),
+        "\n".join(verdict(scores, methods, domains)),
     ]  # fmt: skip
     if details:
         for checkpoint, part in [("selected", "in"), *(("swad", part) for part in PARTS if swad)]:
-            grid = accuracy_grid(scores, methods, domains, checkpoint, part, seeds)
-            parts += [f"{names}, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)", plain_markdown(grid)]
+            title = f"{names}, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)"
+            parts += [title, plain_markdown(accuracies(checkpoint, part))]
+        grid = table([Column(domain, {data: [domain]}, "validation") for domain in domains])
         parts.append("Source validation accuracy (%), by which checkpoints and learning rates are chosen")
-        parts.append(plain_markdown(validation_grid(scores, methods, domains, seeds)))
-        if others := metrics_grid(scores, methods, domains, seeds):
+        parts.append(plain_markdown(_with_masks(grid, scores)))
+        if columns := [Column(text, everywhere, name) for name, text in METRICS.items() if name in recorded]:
             parts.append("Other scores (%), selected checkpoint, mean over the whole unseen domains")
-            parts.append(plain_markdown(others))
-    if masks := recovery_grid(scores, methods, domains, seeds):
-        parts += ["Masks against the known predictive patches, on the unseen images", plain_markdown(masks)]
+            parts.append(plain_markdown(table(columns)))
+    known = scores[scores["metric"] == "mask: iou"]  # where the predictive patches are known
+    if not known.empty:
+        folds, columns = {data: [domain for domain in domains if domain in set(known["unseen"])]}, []
+        for name, text in RECOVERY.items():
+            columns.append(Column(text, folds, f"mask: {name}", scale=1, digits=2))
+            if f"mask: untrained_{name}" in recorded:
+                columns.append(Column("untrained", folds, f"mask: untrained_{name}", scale=1, digits=2))
+        columns += [Column(text, folds, metric) for metric, text in MASKS.items()]
+        masked = table(columns, names=[method for method in methods if method in set(known["method"])])
+        parts += ["Masks against the known predictive patches, on the unseen images", plain_markdown(masked)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -121,19 +134,8 @@ def backbone_line(scores: pd.DataFrame) -> str:
     return f"Backbone: {next(iter(counts.index), 'no run is finished yet')}"
 
 
-def accuracy_grid(
-    scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], checkpoint: str, part: str, seeds: int = 1
-) -> Grid:
-    """Accuracy per domain and on average; All / Known / Unknown in a cell if classes were discovered."""
-    metrics = DISCOVERED if "known" in set(scores["metric"]) else ("accuracy",)
-    places = [*((domain, [domain]) for domain in domains), ("average", domains)]
-    columns = [Column(name, _folds(scores, over), metric, checkpoint) for name, over in places for metric in metrics]
-    grid = _grid(scores, methods, columns, seeds, part)
-    return grid if len(metrics) == 1 else _joined(grid, len(metrics))
-
-
 def _joined(grid: Grid, count: int) -> Grid:
-    """The table with the numbers of each `count` columns in one."""
+    """The table with the numbers of each `count` columns in one cell, `50.0 / 75.0 / 25.0`."""
 
     def join(entries: Sequence[Entry]) -> Entry:
         return Entry(text=" / ".join(entry.number.text(grid.seeds) for entry in entries if entry.number))
@@ -143,59 +145,22 @@ def _joined(grid: Grid, count: int) -> Grid:
     return replace(grid, columns=grid.columns[::count], lines=tuple(lines))
 
 
-def metrics_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> Grid | None:
-    """The other scores on the whole unseen domain, means over domains; None if no run has recorded them."""
-    recorded = set(scores["metric"])
-    columns = [Column(text, _folds(scores, domains), name) for name, text in METRICS.items() if name in recorded]
-    return _grid(scores, methods, columns, seeds) if columns else None
+def _with_masks(grid: Grid, scores: pd.DataFrame) -> Grid:
+    """A last column with mean and spread of the mask on each column's images: `0.46/0.12 (untrained 0.50/0.01)`."""
 
+    def statistics(best: Best, column: Column, kind: str) -> str:
+        pair = [gather(best, replace(column, metric=f"mask: {kind}{name}", scale=1), "all") for name in
+                ("mean", "spread")]  # fmt: skip
+        return "/".join(f"{number.mean:.2f}" for number in pair if number)
 
-def validation_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> Grid:
-    """Source validation, by which settings are chosen, and the mask on the unseen images."""
-    grid = _grid(scores, methods, [Column(domain, _folds(scores, [domain]), "validation") for domain in domains], seeds)
     lines = []
     for line in grid.lines:
         best = best_runs(scores[scores["method"] == line.label])
-        texts = [_mask_text(best, _folds(scores, [domain])) for domain in domains]
+        pairs = [(statistics(best, column, ""), statistics(best, column, "untrained_")) for column in grid.columns]
+        texts = [trained + f" (untrained {before})" * bool(before) for trained, before in pairs]
         lines.append(replace(line, entries=(*line.entries, Entry(text=", ".join(filter(None, texts))))))
-    masks = Column("mask mean/spread per unseen domain", {})
-    return replace(grid, columns=(*grid.columns, masks), lines=tuple(lines))
-
-
-def _mask_text(best: Best, folds: dict[str, Sequence[str]]) -> str:
-    """`0.46/0.12`: mean and spread, and behind them those of the untrained mask."""
-    texts = []
-    for kind in ("", "untrained_"):
-        pair = [gather(best, Column("", folds, f"mask: {kind}{name}", scale=1), "all") for name in ("mean", "spread")]
-        texts.append("/".join(f"{number.mean:.2f}" for number in pair if number))
-    return texts[0] + f" (untrained {texts[1]})" * bool(texts[1])
-
-
-def recovery_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> Grid | None:
-    """Masks against the truth beside untrained ones, and accuracy with other masks; None if the truth is unknown."""
-    known = scores[scores["metric"] == "mask: iou"]
-    if known.empty:
-        return None
-    folds, recorded = _folds(scores, [d for d in domains if d in set(known["unseen"])]), set(scores["metric"])
-    columns = []
-    for name, text in RECOVERY.items():
-        columns.append(Column(text, folds, f"mask: {name}", scale=1, digits=2))
-        if f"mask: untrained_{name}" in recorded:
-            columns.append(Column("untrained", folds, f"mask: untrained_{name}", scale=1, digits=2))
-    columns += [Column(text, folds, metric) for metric, text in MASKS.items()]
-    return _grid(scores, [m for m in methods if m in set(known["method"])], columns, seeds)
-
-
-def _grid(
-    scores: pd.DataFrame, methods: Sequence[str], columns: Sequence[Column], seeds: int, part: str = "all"
-) -> Grid:
-    lines = [Line(method, fill(scores[scores["method"] == method], columns, part)) for method in methods]
-    return Grid("", "", "", tuple(columns), tuple(lines), part, asked_seeds=seeds)
-
-
-def _folds(scores: pd.DataFrame, domains: Sequence[str]) -> dict[str, Sequence[str]]:
-    """All runs of a comparison are on one data set."""
-    return {next(iter(scores["data"]), ""): domains}
+    heading = Column("mask mean/spread per unseen domain", {})
+    return replace(grid, columns=(*grid.columns, heading), lines=tuple(lines))
 
 
 # The conclusion

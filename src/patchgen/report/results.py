@@ -1,8 +1,5 @@
 """Runs as rows of one small CSV file, which outlives the run folders, and tables made from it.
 
-    collect([Path("runs")], Path("docs/results/data/selection.csv"))      # adds new runs, replaces existing ones
-    print(tables(read_rows(path), against=["lp-ln"]))                     # Markdown: mean ± standard error
-
 A row is a finished run: data, unseen domain, method, seed, the settings that tables compare, scores, and the run's
 name, which is the hash of all its settings.
 """
@@ -67,11 +64,7 @@ def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """The rows of such a file, or of the finished runs below a folder; scores that it has no column for are empty.
-
-    Raises:
-        ValueError: it has other columns.
-    """
+    """The rows of such a file, or of the finished runs below a folder; scores that it has no column for are empty."""
     if file.is_dir():
         return _sorted(_finished([file]))
     refuse_pipe(file)
@@ -88,31 +81,27 @@ def _sorted(rows: Iterable[Row]) -> list[Row]:
 
 
 def _finished(folders: Sequence[Path]) -> Iterator[Row]:
+    """The runs as the file will give them back."""
+    weights = {field.name: field.default for field in fields(Config) if field.name.startswith("lambda_")}
     scores, _ = read_runs(folders)
     for _, of_run in scores[scores["task"] != "ccd"].groupby("path", sort=False):
-        facts: Any = next(of_run.itertuples())
+        run: Any = next(of_run.itertuples())  # a named tuple of the columns
+        config: Config = run.config
         whole = of_run[of_run["part"] == "all"]
-        values = dict(zip(zip(whole["checkpoint"], whole["metric"], strict=True), whole["value"], strict=True))
+        values = whole.set_index(["checkpoint", "metric"])["value"].to_dict()
+        accuracy = "all" if run.task == "mdg_gcd" else "accuracy"
         score = {name: values.get(("selected", metric)) for name, (metric, *_) in RECORDED.items()}
-        accuracy = "all" if facts.task == "mdg_gcd" else "accuracy"
         score |= {"accuracy": values.get(("selected", accuracy)), "swad": values.get(("swad", accuracy))}
-        row = _settings(facts.config) | {
-            "data": facts.data, "method": facts.method, "backbone": backbone_name(facts.backbone), "run": facts.run,
-            **{name: "" if value is None else f"{value:.5f}" for name, value in score.items()},
+        changed = {name: getattr(config, name) for name in weights if getattr(config, name) != weights[name]}
+        row = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
+        for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed"):
+            row[name] = "" if getattr(config, name) is None else f"{getattr(config, name):g}"
+        row |= {
+            "data": run.data, "unseen": config.unseen, "method": run.method, "backbone": backbone_name(run.backbone),
+            "hparams": " ".join(f"{name}={value:g}" for name, value in sorted((config.hparams | changed).items())),
+            "run": run.run,
         }  # fmt: skip
-        yield {name: csv_cell(row[name]) for name in COLUMNS}  # as the file will give them back
-
-
-def _settings(config: Config) -> Row:
-    weights = {field.name: field.default for field in fields(Config) if field.name.startswith("lambda_")}
-    hparams = config.hparams | {
-        name: getattr(config, name) for name in weights if getattr(config, name) != weights[name]
-    }
-    plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
-    return {
-        "unseen": config.unseen, "hparams": " ".join(f"{name}={value:g}" for name, value in sorted(hparams.items())),
-        **{name: "" if value is None else f"{value:g}" for name, value in plain.items()},
-    }  # fmt: skip
+        yield {name: csv_cell(row[name]) for name in COLUMNS}
 
 
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:

@@ -62,14 +62,14 @@ class RayLauncher:
             raise ValueError(f"a run asks Ray for --threads {threads} CPUs and it has {total}; lower --threads")
 
     def submit(self, jobs: Sequence[Work]) -> list[Any]:
-        return [self._task(job).remote(job.to_json(), os.getcwd()) for job in jobs]
-
-    def _task(self, job: Work) -> Any:
-        """The function with its resource requirements."""
-        devices = getattr(job.config, "devices", 1)
-        gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
-        cpus = self.threads * (devices if not gpus else 1)
-        return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.retries)(ray_perform)
+        handles = []
+        for job in jobs:
+            devices = getattr(job.config, "devices", 1)
+            gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
+            cpus = self.threads * (devices if not gpus else 1)
+            task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.retries)(ray_perform)
+            handles.append(task.remote(job.to_json(), os.getcwd()))
+        return handles
 
     def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
         return list(self.ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
@@ -105,16 +105,9 @@ class SlurmTask:
 
 class SlurmLauncher:
     def __init__(
-        self,
-        out: Path,
-        threads: int,
-        *,
-        workers: int | None = None,
-        gpus: int = 0,
-        partition: str | None = None,
-        minutes: int = 240,
-        cluster: str | None = None,
-    ) -> None:
+        self, out: Path, threads: int, *, workers: int | None = None, gpus: int = 0, partition: str | None = None,
+        minutes: int = 240, cluster: str | None = None,
+    ) -> None:  # fmt: skip
         """`cluster` is for tests: submitit's own stand-ins for Slurm, `local` and `debug`."""
         try:
             import submitit
