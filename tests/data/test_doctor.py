@@ -257,23 +257,6 @@ def test_pictures_that_look_alike_across_domains_are_warned_of(healthy: Path) ->
     assert "near-duplicates across domains" not in by_name(examine(healthy, decode=False))
 
 
-def test_processes_and_threads_find_the_same(
-    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = sorted(image_folder.rglob("*.png"))[:40]
-    (tmp_path / "broken.png").write_text("no image")
-    files.append(tmp_path / "broken.png")
-    threads = list(doctor.inspect_files(files, True, None))
-    monkeypatch.setattr(doctor, "FEW", 1)
-    monkeypatch.setattr(doctor, "available_cores", lambda: 2)
-    counts: list[int] = []
-    processes = list(doctor.inspect_files(files, True, lambda done, total: counts.append(done)))
-    assert counts == list(range(1, len(files) + 1)) and processes[-1].error == threads[-1].error != ""
-    for one, other in zip(threads, processes, strict=True):
-        assert (one.digest, one.size, one.bits) == (other.digest, other.size, other.bits)
-        assert (one.look is None) == (other.look is None) and np.array_equal(one.look, other.look)
-
-
 # Perceptual hashes: every near pair is found, against a slow comparison of all
 
 

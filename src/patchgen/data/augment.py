@@ -1,6 +1,5 @@
-"""Augmentation of a whole batch on its device, in two fused operations.
+"""Augmentation of a whole batch on its device, in two fused operations: one resampling, one matrix of colours.
 
-Crop and flip are one resampling; brightness, contrast, saturation, hue and grayscale are one 3x4 matrix per image.
 This approximates the usual chain (RandomResizedCrop, flip, ColorJitter, RandomGrayscale): boxes are drawn for a square
 image and not rounded to pixels, hue turns the chroma plane of YUV instead of the HSV hexagon, values are clamped once
 at the end, and the resampling has no antialias, so images should arrive near the working size.
@@ -69,7 +68,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Draw:
-    """The random numbers of a batch; index it with `[a:b]` or positions for a rank's share of the batch."""
+    """The random numbers of a batch; `[a:b]` or positions give a rank's share."""
 
     flip: Tensor  # (B,) bool
 
@@ -197,7 +196,6 @@ def _neighbours(where: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _crop(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
-    """Resample each image's box to (B,3,size,size), bilinearly and without antialias."""
     x, y = _positions(draw, size)
     grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=3)
     # grid_sample's coordinates run from -1 to 1 over the image's edges

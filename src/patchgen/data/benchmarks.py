@@ -71,8 +71,24 @@ class Benchmark:
         merged = (c for pattern, c in self.class_rules if re.fullmatch(pattern, name_key(name)))
         return exact.get(name_key(name)) or next(merged, None)
 
-    def domain_folders(self, root: Path) -> dict[str, Path]:
-        """The folders of the registered domains found in root, in the benchmark's order; all others are ignored."""
+    def find_root(self, folder: Path) -> Path:
+        """The folder itself if it holds the domains, else the benchmark's folder inside it."""
+        children = visible_folders(folder)
+        if len({self.domain_of(child.name) for child in children} - {None}) >= 2:
+            return folder
+        for child in children:
+            if self.is_called(child.name):
+                return self.find_root(child)
+        raise ValueError(
+            f"'{folder}' does not hold {self.name}: neither a folder '{self.folder}' nor two of its domains "
+            f"({', '.join(self.domains)}) are there. Source: {self.source}."
+        )
+
+    def class_folders(self, root: Path, options: Mapping[str, str]) -> tuple[dict[str, list[Path]], dict[str, str]]:
+        """The folders that hold the class folders of each domain, in the benchmark's order, and the options used."""
+        if unknown := [name for name in options if name not in self.options]:
+            known, hint = ", ".join(self.options) or "none", did_you_mean(unknown[0], self.options)
+            raise ValueError(f"{self.name} has no reading option '{unknown[0]}'{hint} (known: {known})")
         folders: dict[str, Path] = {}
         for folder in visible_folders(root):
             domain = self.domain_of(folder.name)
@@ -81,16 +97,17 @@ class Benchmark:
                     f"{self.name}: the folders '{other.name}' and '{folder.name}' both name the domain "
                     f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
                 )
-        return {d: folders[d] for d in self.domains if d in folders}
+        parts = {d: self._parts(d, folders[d], {**self.options, **options}) for d in self.domains if d in folders}
+        used = {name: value for _, of_domain in parts.values() for name, value in of_domain.items()}
+        return {domain: places for domain, (places, _) in parts.items()}, used
 
-    def class_parents(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
-        """The folders that contain the class folders of a domain, and the options used to find them.
+    def _parts(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
+        """The folders that hold the class folders of a domain, and the options used to find them.
 
         A `+` in an option joins several parts. A folder that contains its class folders directly needs no part: its
         options are then recorded as `.`, a value that can be passed again.
         """
-        template = self.parts.get(domain)
-        if template is None:
+        if (template := self.parts.get(domain)) is None:
             return [folder], {}
         used = {name: value for name, value in options.items() if f"{{{name}}}" in template}
         children, parents = visible_folders(folder), []
@@ -109,13 +126,6 @@ class Benchmark:
             there = ", ".join(names) or "no folder"
             raise ValueError(f"{self.name}: '{folder}' holds no '{part}' (found: {there}). Unpack it there{change}.")
         return parents, used
-
-    def fill_options(self, options: Mapping[str, str]) -> dict[str, str]:
-        """The defaults with these values on top; a name that is not an option is an error."""
-        if unknown := [name for name in options if name not in self.options]:
-            known, hint = ", ".join(self.options) or "none", did_you_mean(unknown[0], self.options)
-            raise ValueError(f"{self.name} has no reading option '{unknown[0]}'{hint} (known: {known})")
-        return {**self.options, **options}
 
     def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
         """The patient of each file by `group_pattern`; None if neither the benchmark nor any file names one."""

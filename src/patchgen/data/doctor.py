@@ -15,18 +15,15 @@ import sys
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir, regular
 from patchgen.common.machine import available_cores
 from patchgen.data.benchmarks import BENCHMARKS
@@ -43,7 +40,7 @@ TINY_CLASS = 5  # with fewer images, a 20 % hold-out has none on average
 TINY_SIDE = 8  # smallest shorter side in pixels
 OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-FEW, CHUNK = 2000, 512  # files that one process decodes; files that wait at a time
+CHUNK = 512  # files that wait at a time: a large set makes no large queue
 LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
 EXTRAS = (  # one package per extra, checked by tests/data/test_doctor.py
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
@@ -72,7 +69,6 @@ def worst(checks: Iterable[Check]) -> Status:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """The first few of the texts, and how many more there are."""
     more = f", and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
     return ", ".join(texts[:SHOWN]) + more
 
@@ -106,7 +102,6 @@ def examine(
 
 
 def _check_counts(table: Table) -> Iterator[Check]:
-    """Images per domain against the registered versions of the benchmark."""
     if table.benchmark is None:
         return
     entry = BENCHMARKS[table.benchmark]
@@ -120,23 +115,20 @@ def _check_counts(table: Table) -> Iterator[Check]:
         known = [domain for domain in images if domain in entry.counts[version]]
         yield Check("counts", "pass", f"{entry.name}, version {version} ({', '.join(known)} as registered)")
         return
-    versions = {
-        name: {domain: n - known[domain] for domain, n in images.items() if domain in known}
+    versions = [
+        (name, {domain: n - known[domain] for domain, n in images.items() if domain in known})
         for name, known in entry.counts.items()
-    }
-    apart = [(sum(map(abs, off.values())), name) for name, off in versions.items() if off]
-    nearest = min(apart)[1] if apart else ""
-    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in versions.get(nearest, {}).items() if n)
-    yield finding(
-        "counts",
-        apart and f"no registered version of {entry.name}; against version {nearest}: {text}",
-        "Unpack the data again, or report the counts with the results.",
-        f"no count of {', '.join(images)} is registered: nothing to compare",
-    )
+    ]
+    problem = ""
+    if apart := [(sum(map(abs, off.values())), name, off) for name, off in versions if off]:
+        _, nearest, off = min(apart, key=lambda version: version[:2])
+        text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
+        problem = f"no registered version of {entry.name}; against version {nearest}: {text}"
+    fix = "Unpack the data again, or report the counts with the results."
+    yield finding("counts", problem, fix, f"no count of {', '.join(images)} is registered: nothing to compare")
 
 
 def _check_classes(table: Table) -> Iterator[Check]:
-    """Classes with no or very few images in a domain."""
     text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in table.missing().items())
     fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately."
     yield finding("missing classes", text, fix, "every domain has every class")
@@ -162,7 +154,6 @@ def _check_labels(table: Table) -> Iterator[Check]:
 
 
 def _check_groups(table: Table) -> Iterator[Check]:
-    """The number of groups (patients) that a random split would put on both sides."""
     if table.group is None:
         if table.benchmark and BENCHMARKS[table.benchmark].group_pattern:
             fix = "Restore the original file names, or pass a manifest with a group column."
@@ -193,7 +184,6 @@ def _check_groups(table: Table) -> Iterator[Check]:
 
 
 def _check_disk(images: int) -> Check:
-    """Free space where decoded images are cached."""
     cache = cache_dir()
     place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
     free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
@@ -216,15 +206,10 @@ class FileFacts:
 def inspect_files(
     files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
 ) -> Iterator[FileFacts]:
-    """Facts of every file, in order; many files are decoded in as many processes as there are cores."""
-    with ExitStack() as stack:
-        if len(files) < FEW or not decode or available_cores() == 1:  # starting processes would take longer
-            pool: Executor = stack.enter_context(ThreadPoolExecutor(min(4, available_cores())))
-        else:
-            stack.enter_context(safe_children())
-            pool = stack.enter_context(ProcessPoolExecutor(available_cores(), mp_context=get_context("spawn")))
-        for start in range(0, len(files), CHUNK):  # a large set makes no large queue
-            part = pool.map(partial(_inspect, decode=decode), files[start : start + CHUNK], chunksize=16)
+    """Facts of every file, in order."""
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for start in range(0, len(files), CHUNK):
+            part = pool.map(partial(_inspect, decode=decode), files[start : start + CHUNK])
             for done, facts in enumerate(part, start + 1):
                 yield facts
                 if progress is not None:
@@ -318,7 +303,6 @@ def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
 
 
 def _check_near_duplicates(table: Table, facts: Sequence[FileFacts]) -> Check:
-    """Near-duplicates in two domains that are not the same file."""
     looks = {i: fact.look for i, fact in enumerate(facts) if fact.look is not None}
     rows = np.fromiter(looks, dtype=np.int64)
     hashes = np.array(list(looks.values()), dtype=np.uint64).reshape(-1, 2)

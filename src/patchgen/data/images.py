@@ -70,10 +70,9 @@ def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.nda
 
 
 def decode_aspect(path: str | Path, size: int) -> np.ndarray:
-    """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, antialiased, aspect kept.
+    """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, the longer side rounded down.
 
-    The longer side is rounded down, as torchvision's `Resize(size)` does. An image more than `LONGEST` times as long
-    as wide is cropped to its middle. The rest is as in `decode`, except that JPEGs are always decoded at full size.
+    An image more than `LONGEST` times as long as wide is cropped to its middle. JPEGs are decoded at full size.
     """
 
     def draw(image: Image.Image) -> np.ndarray:
@@ -89,7 +88,6 @@ def decode_aspect(path: str | Path, size: int) -> np.ndarray:
 
 
 def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
-    """Apply `draw` to the open file; any error becomes an `UnreadableImage`."""
     try:
         with open_image(path) as image:
             return draw(image)
@@ -100,23 +98,21 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
 
 
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
-    """(size,size,3) uint8 of an image that is already open, by the rules of `decode`."""
+    """(size,size,3) uint8 of an open image, by the rules of `decode`."""
     upright = ImageOps.exif_transpose(image)
     return np.array(_to_rgb(upright, image.format).resize((size, size), resampling(interpolation)))
 
 
 def resampling(interpolation: str) -> Image.Resampling:
-    """Pillow's filter of this name."""
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, not {interpolation!r}")
     return Image.Resampling(INTERPOLATIONS.index(interpolation))
 
 
 def gray_bits(values: np.ndarray, kind: str | None) -> int:
-    """Number of bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners often use 12 of 16.
+    """Bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners often use 12, without saying so.
 
-    Assuming 16 would make such images nearly black. Files do not state the number, except PGM, whose range Pillow has
-    already stretched to 16 bits.
+    Pillow has already stretched the range of PGM to 16 bits.
     """
     return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
 
@@ -143,23 +139,14 @@ class ImageStore:
         size: Side of the square images; with `keep_aspect` the shorter side.
         threads: Images decoded at the same time; by default as many as this process has cores.
         interpolation: How square images are resized; images that keep their aspect are always resized bicubically.
-
-    Attributes:
-        stain: Applied to each image (H, W, 3) uint8 when it is loaded; the cache holds the decoded images unchanged.
     """
 
-    stain: Callable[[np.ndarray], np.ndarray] | None = None
+    stain: Callable[[np.ndarray], np.ndarray] | None = None  # applied to images (H,W,3) as they are loaded, not cached
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        size: int,
-        cache: Path | None,
-        threads: int | None = None,
-        *,
-        keep_aspect: bool = False,
-        interpolation: str = BILINEAR,
-    ) -> None:
+        self, files: Sequence[Path], size: int, cache: Path | None, threads: int | None = None, *,
+        keep_aspect: bool = False, interpolation: str = BILINEAR,
+    ) -> None:  # fmt: skip
         resampling(interpolation)  # raises on an unknown name
         self.files, self.size, self.threads = [Path(file) for file in files], size, threads or available_cores()
         self.keep_aspect, self.interpolation = keep_aspect, interpolation

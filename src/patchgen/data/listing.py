@@ -1,15 +1,12 @@
-"""Which files count as images (one rule for training, predictions, the doctor and the viewer), and listing of folders.
-
-Listing depends on names only; whether a file can be decoded is checked when it is read (`data/images.py`).
-"""
+"""Which files count as images, by name alone, and listing of folders."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
@@ -33,8 +30,6 @@ IMAGE_EXTENSIONS = tuple(ending for endings in FORMATS.values() for ending in en
 
 
 class Files(NamedTuple):
-    """The files below a folder, as relative posix paths."""
-
     images: list[str]
     skipped: list[str]  # visible files that are not images
 
@@ -103,7 +98,6 @@ def list_matching(pattern: Path) -> Files:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the folders and the name of a file match; `**` stands for any number of folders."""
     if not pattern or not parts:
         return not parts and all(part == "**" for part in pattern)
     if pattern[0] == "**":
@@ -112,7 +106,6 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def skipped_line(names: Sequence[str]) -> str:
-    """The number and kinds of skipped files, with an example."""
     kinds = Counter(os.path.splitext(name)[1].lower() or "without an ending" for name in names)
     text = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])))
     files = "1 file" if len(names) == 1 else f"{len(names):,} files"
@@ -120,20 +113,15 @@ def skipped_line(names: Sequence[str]) -> str:
 
 
 def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
-    """A function from a name to its real path, through links, and whether it is a file; one system call per file."""
-    folders: dict[str, str] = {}
+    """A function from a name to its real path, through links, and whether it is a file."""
+    real_folder = cache(os.path.realpath)
 
     def find(name: str) -> tuple[str, bool]:
         file = os.path.join(root, name)
         folder, base = os.path.split(file)
-        try:
-            if folder not in folders:
-                folders[folder] = os.path.realpath(folder)
-            mode = os.lstat(file).st_mode
-        except (OSError, ValueError):  # missing, or not a valid path
-            return os.path.join(folders.get(folder, folder), base), False
-        if stat.S_ISLNK(mode):
-            return os.path.realpath(file), os.path.isfile(file)
-        return os.path.join(folders[folder], base), stat.S_ISREG(mode)
+        if "\0" in file:  # no path at all
+            return file, False
+        path = os.path.realpath(file) if os.path.islink(file) else os.path.join(real_folder(folder), base)
+        return path, os.path.isfile(file)
 
     return find

@@ -1,7 +1,7 @@
 """Balanced batches: the same number of images from each source domain at every step.
 
-The images and their augmentation are a pure function of (seed, step): a run resumed at step 900 sees the same batches
-as an uninterrupted one, and several devices share exactly the batch that a single device would get.
+They are a pure function of (seed, step): resuming sees the same batches, and several devices share exactly the batch
+that a single device would get.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DomainBatches:
         return np.concatenate(drawn), np.repeat(list(self.rows), self.per_domain)
 
     def at(self, step: int, part: int = 0, parts: int = 1, images: bool = True) -> Batch:
-        """The given part of a step's batch; ``images=False`` leaves the pixels out (features may be cached)."""
+        """A part of a step's batch; ``images=False`` leaves the pixels out (features may be cached)."""
         rows, domain = self.rows_at(step)
         mine, draw, image = self._slice(part, parts), None, torch.empty(0)
         if self.augment is not None:

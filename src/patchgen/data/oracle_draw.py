@@ -6,7 +6,7 @@ All pixels are int64 until `to_uint8`; divisions are floor divisions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ class Dice:
         self.bits = np.random.PCG64(np.random.SeedSequence(key))
 
     def below(self, bound: int) -> int:
-        """One integer in [0, bound)."""
         return (int(self.bits.random_raw()) >> 32) * bound >> 32
 
     def between(self, low: int, high: int) -> int:
@@ -30,7 +29,7 @@ class Dice:
         return low + self.below(high - low + 1)
 
     def field(self, low: int, high: int, *shape: int) -> np.ndarray:
-        """Integers in [low, high] of a shape, int64."""
+        """Integers in [low, high], int64."""
         raw = np.asarray(self.bits.random_raw(int(np.prod(shape))), dtype=np.uint64) >> np.uint64(32)
         return low + ((raw * np.uint64(high - low + 1)) >> np.uint64(32)).astype(np.int64).reshape(shape)
 
@@ -105,10 +104,6 @@ def _crosses(u: Field, v: Field, period: int) -> Field:
     return ((abs(x) <= thick) & (abs(y) <= arm)) | ((abs(y) <= thick) & (abs(x) <= arm))
 
 
-def _zigzag(u: Field, v: Field, period: int) -> Field:
-    return (v + abs(u % (2 * period) - period)) % period < period // 2
-
-
 def _diamonds(u: Field, v: Field, period: int) -> Field:
     wide = period + 3
     return ((u + v) % wide < 2) | ((u - v) % wide < 2)
@@ -121,7 +116,7 @@ MOTIFS: dict[str, Callable[[Field, Field, int], Field]] = {
     "crosses": _crosses,
     "pillars": lambda u, v, period: u % period < period // 2,
     "dots": _dots,
-    "zigzag": _zigzag,
+    "zigzag": lambda u, v, period: (v + abs(u % (2 * period) - period)) % period < period // 2,
     "diamonds": _diamonds,
     "slopes": lambda u, v, period: (u + v) % period < period // 2,
     "net": lambda u, v, period: (u % period < 1) | (v % period < 1),
@@ -166,7 +161,7 @@ def distractor(dice: Dice, patch: int) -> np.ndarray:
 
 
 def soft_noise(dice: Dice, size: int, tall: int, wide: int) -> Field:
-    """Smooth random hills 0..255 whose grid has cells of tall x wide pixels."""
+    """Smooth random hills 0..255 on a grid of tall x wide pixels."""
     hills = dice.field(0, 255, size // tall + 2, size // wide + 2)
     return _blend(_blend(hills, size, tall).T, size, wide).T
 
@@ -214,13 +209,10 @@ def _stars(dice: Dice, size: int) -> Field:
     return np.where(specks == 0, 255, cloud)
 
 
-@dataclass(frozen=True)
-class Backdrop:
-    """A texture that moves between two colours."""
-
+class Backdrop(NamedTuple):
     low: Colour
     high: Colour
-    texture: Callable[[Dice, int], Field]
+    texture: Callable[[Dice, int], Field]  # from the low colour to the high one
 
 
 BACKDROPS: dict[str, Backdrop] = {
@@ -239,23 +231,21 @@ BACKDROPS: dict[str, Backdrop] = {
 
 def backdrop(name: str, dice: Dice, size: int) -> np.ndarray:
     """A background of one kind (S,S,3)."""
-    kind = BACKDROPS[name]
-    low, high = np.array(kind.low), np.array(kind.high)
-    return low + (high - low) * kind.texture(dice, size)[:, :, None] // 255
+    low, high, texture = BACKDROPS[name]
+    return low + np.subtract(high, low) * texture(dice, size)[:, :, None] // 255
 
 
 def stain(image: np.ndarray, name: str) -> np.ndarray:
     """The image tinted with a background's hue: the shortcut where C* leaves no background to see."""
-    kind = BACKDROPS[name]
-    return (2 * image + np.array(kind.low) + np.array(kind.high)) // 4
+    low, high, _ = BACKDROPS[name]
+    return (2 * image + np.add(low, high)) // 4
 
 
-@dataclass(frozen=True)
-class Look:
-    """A domain's style at full strength; contrast in 1/256."""
+class Look(NamedTuple):
+    """A domain's style at full strength."""
 
     tint: Colour
-    contrast: int
+    contrast: int  # in 1/256
     brightness: int
 
 

@@ -1,9 +1,5 @@
 """Stained tissue: augmentation of a whole batch on its device, and normalisation of tiles to one reference.
 
-    images = Histology().draw(batch=96, generator=generator).apply(pixels.float() / 255, size=224)
-    reference = fit_macenko(training_tiles)       # (H, W, 3) uint8 each
-    tile = reference(tile)                        # the same shape
-
 Tissue has no orientation, so an image is put into one of the eight orientations of a square: an exact rearrangement of
 pixels, without resampling, because the size of nuclei is informative. Labs differ in stain: light is absorbed
 exponentially, so in optical density (the negative logarithm) stains add up, and "scale each stain by a, shift it by b"
@@ -64,9 +60,7 @@ class Histology:
 
 @dataclass(frozen=True)
 class HistologyDraw(Draw):
-    """The numbers of `Histology`; a mirrored image is then turned."""
-
-    turns: Tensor  # (B,) quarter turns counter-clockwise, as torch.rot90 counts them
+    turns: Tensor  # (B,) quarter turns counter-clockwise, after mirroring
     scale: Tensor  # (B,3) factor of each stain
     shift: Tensor  # (B,3) density added to each stain
 
@@ -139,7 +133,6 @@ class Macenko:
         return normalizer
 
     def facts(self) -> dict[str, Any]:
-        """The facts stored in a checkpoint or model folder."""
         return {"kind": "macenko", "stains": [list(row) for row in self.stains], "strengths": list(self.strengths)}
 
 

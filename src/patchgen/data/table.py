@@ -1,10 +1,7 @@
-"""Turn a folder or a CSV manifest into a table with one checked row per image.
+"""A folder or a CSV manifest as a table with one checked row per image; only names are read, never pixels.
 
-    table = read_table("PACS")                       # domain/class/*.jpg
-    table = read_table("tiles.csv")                  # path, domain, label, if known group, sample_weight, mpp, tile
-
-Only names are read here, never pixels. Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted
-file name), so that split indices refer to the same images.
+Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted file name), so that split indices refer
+to the same images.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the c
 
 
 class TileScale(NamedTuple):
-    """The field of view of tiles that were cut from slides."""
-
     mpp: float  # microns per pixel
     side: int  # pixels
 
@@ -142,7 +137,7 @@ def read_table(
     least = 1 if for_scoring else 2
     where = Path(os.path.abspath(os.path.expanduser(data)))
     entry = get_benchmark(benchmark) if benchmark else None
-    if str(data).startswith("oracle-") and not os.path.exists(where):
+    if not os.path.exists(where) and str(data).startswith("oracle-"):
         from patchgen.data.oracle import suite_folder
 
         where = suite_folder(str(data))
@@ -159,14 +154,10 @@ def read_table(
 
 
 def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
-    root, entry = (_benchmark_root(root, entry), entry) if entry else (root, match_benchmark(root))
-    parents: dict[str, list[Path]] = {}  # domain -> the folders that contain its class folders
+    root, entry = (entry.find_root(root), entry) if entry else (root, match_benchmark(root))
     used: dict[str, str] = {}
     if entry:
-        all_options = entry.fill_options(options or {})
-        for domain, folder in entry.domain_folders(root).items():
-            parents[domain], of_domain = entry.class_parents(domain, folder, all_options)
-            used |= of_domain
+        parents, used = entry.class_folders(root, options or {})
     elif options:
         raise ValueError(f"Reading options {sorted(options)} belong to a benchmark, and '{root}' is read as none.")
     else:
@@ -176,11 +167,11 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
         flat = folders and all(not visible_folders(folder) and _has_images(folder) for folder in folders)
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
-    _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
-    first: dict[str, str] = {}
+    _check_folders(root, {d: places[0] for d, places in parents.items()}, {domain for _, domain, _ in rows}, entry)
+    names: dict[str, str] = {}  # real path -> name
     find = finder(root)
     for path, *_ in rows:  # through links an image could appear in two domains or classes
-        if (other := first.setdefault(find(path)[0], path)) != path:
+        if (other := names.setdefault(find(path)[0], path)) != path:
             raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
     return _build(root, rows, None, entry, used, least)
 
@@ -218,20 +209,6 @@ def _deeper(root: Path) -> str:
     return f"; did you mean {' or '.join(sets[:3])}?" if sets else "."
 
 
-def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
-    """The folder itself if it holds the benchmark's domains, else the benchmark's folder inside it."""
-    children = visible_folders(folder)
-    if len({entry.domain_of(child.name) for child in children} - {None}) >= 2:
-        return folder
-    for child in children:
-        if entry.is_called(child.name):
-            return _benchmark_root(child, entry)
-    raise ValueError(
-        f"'{folder}' does not hold {entry.name}: neither a folder '{entry.folder}' nor two of its domains "
-        f"({', '.join(entry.domains)}) are there. Source: {entry.source}."
-    )
-
-
 def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) -> list[Row]:
     """(path, domain, class) of every image in the class folders of one parent."""
     rows: list[Row] = []
@@ -251,10 +228,8 @@ def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) 
 
 
 def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
-    if entry is None:
-        return name
-    if (known := entry.class_of(name)) is not None:
-        return known
+    if entry is None or (known := entry.class_of(name)) is not None:
+        return name if entry is None else known
     classes = entry.classes or ()
     raise ValueError(
         f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
@@ -262,14 +237,13 @@ def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
     )
 
 
-def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[str], entry: Benchmark | None) -> None:
-    """Every domain folder must contain images; if not, the error names the layout that it resembles."""
-    first = {domain: places[0] for domain, places in parents.items()}
-    for folder in first.values() if entry is None else ():
+def _check_folders(root: Path, folders: Mapping[str, Path], filled: set[str], entry: Benchmark | None) -> None:
+    """The folder of every domain must contain images; if not, the error names the layout that it resembles."""
+    for folder in folders.values() if entry is None else ():
         if inner := match_benchmark(folder):
             raise ValueError(f"'{root}' contains the data set {inner.name}; pass '{folder}' itself.")
-    empty = [domain for domain in first if domain not in filled]
-    flat = [domain for domain in empty if _has_images(first[domain])]
+    empty = [domain for domain in folders if domain not in filled]
+    flat = [domain for domain in empty if _has_images(folders[domain])]
     if filled and empty:
         why = "has images but no class folders" if flat else "holds no class folder with images"
         raise ValueError(f"The domain folder '{(flat or empty)[0]}' in '{root}' {why}. {LAYOUT}.")
@@ -313,7 +287,6 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
 
 
 def is_weight(value: Any) -> bool:
-    """Whether a value can be the weight of an image."""
     try:
         return 0 <= float(value) < math.inf
     except (TypeError, ValueError):
@@ -378,8 +351,7 @@ def _build(
     if len(domains) > MOST_DOMAINS or len(domains) * len(classes) > MOST_CELLS:
         raise ValueError(
             f"'{source or root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} "
-            f"domains and {MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own "
-            "name"
+            f"domains and {MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not one image"
         )
     if len(domains) < least and source is None and (inner := _deeper(root)) != ".":
         raise ValueError(f"'{root}' holds only one domain, '{domains[0]}'. {LAYOUT}{inner}")
