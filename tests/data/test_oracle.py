@@ -18,7 +18,7 @@ from PIL import Image
 
 from patchgen.data.oracle import SUITE, Domain, Oracle, OracleSpec, Sample, suite_folder, suite_spec, true_masks
 from patchgen.data.oracle_draw import BACKDROPS, MOTIFS, Dice, layout, neighbours
-from patchgen.data.table import Table, read_table
+from patchgen.data.table import read_table
 
 SMALL = replace(SUITE["oracle-shortcut"], per_class=2)
 # first 16 digits of the sha256 over image and mask of four samples
@@ -68,13 +68,8 @@ def test_random_access_equals_streaming() -> None:
     again = Oracle(SMALL)
     assert all(same(again.sample(i), streamed[i]) for i in reversed(range(len(streamed))))
     assert not same(streamed[0], Oracle(replace(SMALL, seed=2)).sample(0))
+    assert again.digest() != Oracle(replace(SMALL, noise=9)).digest() and Domain("a", 1, 0) == Domain("a", 1.0, 0.0)
     assert len({s.image.tobytes() for s in streamed}) == len(streamed)
-
-
-def test_digest_is_of_the_law() -> None:
-    assert Oracle(SMALL).digest() == Oracle(replace(SMALL)).digest() != Oracle(replace(SMALL, noise=9)).digest()
-    assert len({Oracle(spec).digest() for spec in SUITE.values()}) == len(SUITE)
-    assert Domain("a", 1, 0) == Domain("a", 1.0, 0.0) and repr(Domain("a", 1, 0)) == repr(Domain("a", 1.0, 0.0))
 
 
 # the law
@@ -99,14 +94,6 @@ def test_backgrounds_follow_the_class_as_asked(name: str) -> None:
                 assert max(others) - min(others) <= 1
     unseen = next(d for d in spec.domains if d.name == spec.unseen)
     assert unseen.turned or unseen.correlation == 1 / spec.classes
-
-
-def test_the_recorded_background_is_the_drawn_one() -> None:
-    oracle = Oracle(SMALL)
-    facts = oracle.facts()["backgrounds"]
-    for i, sample in enumerate(oracle):
-        assert facts[oracle.names[i]] == list(BACKDROPS)[sample.background]  # type: ignore[index]
-        assert same(sample, oracle.sample(i, background=sample.background))
 
 
 def groups_of(mask: np.ndarray) -> list[set[int]]:
@@ -226,10 +213,12 @@ def test_write_and_read_back(tmp_path: Path) -> None:
     assert table.domains == tuple(d.name for d in SMALL.domains) and table.classes == SMALL.class_names
     native = true_masks(table, (6, 6))
     assert native is not None
+    backgrounds = oracle.facts()["backgrounds"]
     for i, sample in enumerate(oracle):
         assert table.paths[i] == oracle.names[i] and (table.domain[i], table.label[i]) == (sample.domain, sample.label)
         assert np.array_equal(np.asarray(Image.open(table.file(i))), sample.image)
         assert np.array_equal(native[i], sample.mask.ravel())
+        assert backgrounds[oracle.names[i]] == list(BACKDROPS)[sample.background]  # type: ignore[index]
         pixels = np.asarray(Image.open(folder / "masks" / table.paths[i]))
         assert pixels.shape == (84, 84) and set(np.unique(pixels)) == {0, 255}
     before = os.stat(folder / "oracle.json").st_mtime_ns
@@ -251,8 +240,6 @@ def test_masks_on_other_grids(grid: tuple[int, int], written: Path) -> None:
 
 def test_a_data_set_without_masks_has_none(image_folder: Path) -> None:
     assert true_masks(read_table(image_folder), (4, 4)) is None
-    short = Table(Path("/"), ("x.png",), ("d",), ("c",), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    assert true_masks(short, (4, 4)) is None
 
 
 def test_a_huge_mask_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +293,6 @@ ASKED = OracleSpec((Domain("a", 0.5, 0), Domain("b", 0.5, 1)), "b", predictive=3
     ("change", "text"),
     [
         ({"predictive": 37}, r"predictive must be 1\.\.36 patches, got 37"),
-        ({"predictive": 0}, "predictive must be"),
         ({"classes": 11}, r"classes must be 2\.\.10 .*10 motifs.*got 11"),
         ({"image_size": 85}, "multiple of patch_size 14.*got 85"),
         ({"patch_size": 0}, "patch_size must be at least 14"),
@@ -322,7 +308,6 @@ ASKED = OracleSpec((Domain("a", 0.5, 0), Domain("b", 0.5, 1)), "b", predictive=3
         ({"domains": (Domain("b", 0.5, 1), Domain("B", 0.5, 1))}, "names must differ"),
         ({"domains": (Domain("b", 0.5, 1), Domain("../x", 0.5, 1))}, "names a folder; got '../x'"),
         ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, r"correlation of b must be 0\.\.1, got nan"),
-        ({"domains": (Domain("b", 0.5, -1), Domain("c", 0.5, 1))}, "style of b must be"),
     ],
 )
 def test_a_wrong_spec_says_the_rule(change: dict[str, object], text: str) -> None:

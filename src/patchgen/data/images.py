@@ -163,8 +163,6 @@ class ImageStore:
 
     def load(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Images of `rows` as (B,3,size,size) uint8; missing ones are decoded in threads and added to the cache."""
-        if self.keep_aspect:
-            raise ValueError("images that keep their aspect have no common size: take `images`")
         import torch  # here: a process that only decodes does not need it
 
         images = np.empty((len(rows), 3, self.size, self.size), np.uint8)

@@ -71,10 +71,12 @@ class Table:
         return len(self.paths)
 
     def file(self, i: int) -> Path:
+        """The path of image i."""
         return self.root / self.paths[i]
 
     @property
     def files(self) -> list[Path]:
+        """The paths of all images."""
         return [self.root / path for path in self.paths]
 
     def rows_of(self, domain_name: str) -> np.ndarray:

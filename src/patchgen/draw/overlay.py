@@ -43,10 +43,12 @@ class Explanation:
 
     @property
     def reading(self) -> str:
+        """The number of selected patches and the spread of the mask, in words."""
         return mask_reading(self.mask) if self.kind == MASK else f"{self.kind}: stretched to this image's range"
 
     @property
     def notice(self) -> str:
+        """What the map is, for its reader."""
         return NOTICE if self.kind == MASK else f"{self.kind} {AFTERWARDS}"
 
     def overlay(
