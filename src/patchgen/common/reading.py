@@ -84,10 +84,6 @@ def process_cache() -> Iterator[None]:
         _values = None
 
 
-def is_caching() -> bool:
-    return _values is not None
-
-
 def cached(kind: str, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda value: True) -> T:
     """The cached value of this kind, if it has this key and `is_current` is true; otherwise a new one."""
     if _values is None:

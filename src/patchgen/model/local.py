@@ -1,10 +1,8 @@
 """Backbones in local files: their tensors, their path, and a digest of their content that does not depend on the path.
 
-    folder_tensors(Path("weights/vit"))           # {"encoder.layer.0.norm1.weight": ...}
-    local_path("weights/vit")                     # the folder; None for a name such as "auto", or if it does not exist
-    content("weights/vit")                        # "sha256:...", the same after a move and for an exact copy
-
-The name of every run of a sweep needs the digest, so each file is read once per process, until it changes.
+folder_tensors(Path("weights/vit"))           # {"encoder.layer.0.norm1.weight": ...}
+local_path("weights/vit")                     # the folder; None for a name such as "auto", or if it does not exist
+content("weights/vit")                        # "sha256:...", the same after a move and for an exact copy
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchgen.common.files import refuse_pipe
+from patchgen.common.text import first_line
 from patchgen.common.untrusted import read_json, read_tensors
 from patchgen.model.preprocessing import NESTED, is_nested
 
@@ -46,9 +45,9 @@ def folder_tensors(folder: Path) -> dict[str, Tensor]:
         files = [folder / name for name in sorted(names)]
     elif not files[0].is_file():
         files = sorted(folder.glob("model*.safetensors"))
-    if files:
-        return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
-    return _unpickled(folder / PICKLE)
+    if not files:
+        return _unpickled(folder / PICKLE)
+    return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
@@ -59,8 +58,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         state = dict(torch.load(io.BytesIO(path.read_bytes()), weights_only=True, map_location="cpu"))
     except Exception as error:  # torch raises many types on damaged or foreign pickles
-        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-        raise ValueError(f"{path} cannot be read as a file of weights ({reason})") from error
+        raise ValueError(f"{path} cannot be read as a file of weights ({first_line(error)})") from error
     tensors = {str(name): tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
@@ -103,6 +101,6 @@ def _digest(file: Path) -> str:
 
 @cache
 def _read(file: str, size: int, modified: int) -> str:
-    """sha256 of a file; size and time are only part of the cache key."""
+    """sha256 of a file, read once per process until it changes: every run of a sweep is named by it."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -105,8 +105,8 @@ _TISSUE: dict[str, Spec] = {
 BACKBONES: dict[str, Spec] = {
     **_GENERAL,
     **_TISSUE,
-    "registry": Spec("", "dinov2_with_registers", weights.PACKAGES["registry"].licence,
-                     _vit(384, 12, 6, **_P14), weights.PACKAGES["registry"].note),
+    "registry": Spec("", "dinov2_with_registers", weights.REGISTRY.licence,
+                     _vit(384, 12, 6, **_P14), weights.REGISTRY.note),
     "tiny": Spec("", "dinov2_with_registers", "none", _vit(64, 2, 1, patch_size=14, image_size=112),
                  "random weights: for tests and smoke runs"),
 }  # fmt: skip

@@ -3,9 +3,8 @@
     pixels = folder_pixels(folder, "siglip_vision_model")
     images = (resized / 255 - pixels.mean) / pixels.std           # resized with pixels.interpolation
 
-Two layouts are supported, as in transformers: `processor_config.json` with a nested image processor takes precedence
-over a flat `preprocessor_config.json`. timm stores the same in `pretrained_cfg` of its config.json. Values that a
-folder leaves out get a default, and `Pixels.assumed` names them.
+As in transformers, `processor_config.json` with a nested image processor takes precedence over a flat
+`preprocessor_config.json`; timm has `pretrained_cfg` in its config.json. `Pixels.assumed` names values set by default.
 """
 
 from __future__ import annotations
@@ -45,28 +44,20 @@ class Pixels(NamedTuple):
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self._asdict().items()}
 
 
-def default_pixels(model_type: str) -> Pixels:
-    """The defaults for a model type."""
-    usual = USUAL.get(model_type, IMAGENET)
-    return Pixels(*usual, assumed=f"{NAMES[usual]} and {BILINEAR} resizing by default")
-
-
 def recorded_pixels(facts: Mapping[str, Any]) -> Pixels | None:
     """The pixels that a run or model folder recorded; None if an earlier version recorded nothing."""
     if "mean" not in facts:
         return None
-    interpolation = facts.get("interpolation", BILINEAR)
-    if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, not {shortly(interpolation)}")
+    interpolation = _interpolation(facts.get("interpolation", BILINEAR), "the record")
     mean, std = facts["mean"], facts["std"]
     return Pixels((mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), interpolation, str(facts.get("assumed", "")))
 
 
 def earlier_pixels(folder: Path, model_type: str) -> Pixels:
     """What earlier versions used, before runs recorded it: mean and std of a flat file, and bilinear resizing."""
-    said = read_json(folder / FLAT) if (folder / FLAT).is_file() else {}
-    if "image_mean" in said and "image_std" in said:
-        return Pixels(*_normalisation(folder / FLAT, said))
+    fields = read_json(folder / FLAT) if (folder / FLAT).is_file() else {}
+    if "image_mean" in fields and "image_std" in fields:
+        return Pixels(*_normalisation(folder / FLAT, fields["image_mean"], fields["image_std"]))
     return Pixels(*(CLIP if model_type == "clip_vision_model" else IMAGENET))
 
 
@@ -76,40 +67,45 @@ def folder_pixels(folder: Path, model_type: str) -> Pixels:
     Raises:
         ValueError: a field has an unsupported value; the message names the file and the field.
     """
-    file, said = _processor(folder)
-    if said is None:
-        return default_pixels(model_type)
-    usual, assumed = USUAL.get(model_type, IMAGENET), []
-    if not said.get("do_normalize", True):
-        mean, std = RAW
-    elif "image_mean" in said and "image_std" in said:
-        mean, std = _normalisation(file, said)
-    else:
-        mean, std = usual
-        assumed.append(NAMES[usual])
-    resample = said.get("resample")
-    if resample is None:
-        assumed.append(f"{BILINEAR} resizing")
-    elif not isinstance(resample, int) or not 0 <= resample < len(INTERPOLATIONS):
+    file = folder / NESTED
+    fields = read_json(file).get("image_processor") if file.is_file() else None
+    if not isinstance(fields, dict):
+        file = folder / FLAT
+        fields = read_json(file) if file.is_file() else {}
+    normalisation: Normalisation | None = None
+    if not fields.get("do_normalize", True):
+        normalisation = RAW
+    elif "image_mean" in fields and "image_std" in fields:
+        normalisation = _normalisation(file, fields["image_mean"], fields["image_std"])
+    resample = fields.get("resample")
+    if resample is not None and not (isinstance(resample, int) and 0 <= resample < len(INTERPOLATIONS)):
         raise ValueError(f"{file}: resample must be a whole number from 0 to 5, not {shortly(resample)}")
-    scale = _scale(file, said)
-    if not math.isclose(scale, 1):  # x * scale normalised is x normalised by mean / scale and std / scale
-        mean, std = _divided(mean, scale), _divided(std, scale)
-    words = f"{' and '.join(assumed)} by default" if assumed else ""
-    return Pixels(mean, std, BILINEAR if resample is None else INTERPOLATIONS[resample], words)
+    pixels = with_defaults(normalisation, None if resample is None else INTERPOLATIONS[resample], model_type)
+    factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+        raise ValueError(f"{file}: rescale_factor must be a number above 0, not {shortly(factor)}")
+    if math.isclose(255 * factor, 1):
+        return pixels
+    # pixels x in [0, 1] are scaled first: (x * scale - mean) / std
+    return pixels._replace(mean=_divided(pixels.mean, 255 * factor), std=_divided(pixels.std, 255 * factor))
 
 
-def timm_pixels(file: Path, said: Mapping[str, Any]) -> Pixels:
+def timm_pixels(file: Path, fields: Mapping[str, Any]) -> Pixels:
     """The pixels that timm's `pretrained_cfg` specifies."""
-    known = isinstance(said.get("mean"), list) and isinstance(said.get("std"), list)
-    mean, std = _normalisation(file, {"image_mean": said["mean"], "image_std": said["std"]}) if known else IMAGENET
-    interpolation = said.get("interpolation")
-    if interpolation is not None and interpolation not in INTERPOLATIONS:
-        raise ValueError(
-            f"{file}: interpolation must be one of {', '.join(INTERPOLATIONS)}, not {shortly(interpolation)}"
-        )
-    assumed = ([] if known else [NAMES[IMAGENET]]) + ([] if interpolation else [f"{BILINEAR} resizing"])
-    return Pixels(mean, std, interpolation or BILINEAR, f"{' and '.join(assumed)} by default" if assumed else "")
+    mean, std, interpolation = (fields.get(name) for name in ("mean", "std", "interpolation"))
+    known = isinstance(mean, list) and isinstance(std, list)
+    normalisation = _normalisation(file, mean, std) if known else None
+    return with_defaults(normalisation, None if interpolation is None else _interpolation(interpolation, file))
+
+
+def with_defaults(
+    normalisation: Normalisation | None = None, interpolation: str | None = None, model_type: str = ""
+) -> Pixels:
+    """Pixels with the defaults of a model type where a value is None."""
+    usual = USUAL.get(model_type, IMAGENET)
+    assumed = [NAMES[usual]] * (normalisation is None) + [f"{BILINEAR} resizing"] * (interpolation is None)
+    words = f"{' and '.join(assumed)} by default" if assumed else ""
+    return Pixels(*(normalisation or usual), interpolation or BILINEAR, words)
 
 
 def is_nested(folder: Path) -> bool:
@@ -120,31 +116,18 @@ def is_nested(folder: Path) -> bool:
         return False
 
 
-def _processor(folder: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The image processor's settings and the file they are in; None if there is none."""
-    for name in (NESTED, FLAT):
-        said = read_json(folder / name) if (folder / name).is_file() else {}
-        if isinstance(said.get("image_processor"), dict):
-            return folder / name, said["image_processor"]
-        if name == FLAT and said:
-            return folder / name, said
-    return folder, None
-
-
-def _scale(file: Path, said: Mapping[str, Any]) -> float:
-    """The factor between an encoder's pixels and pixels in [0, 1]."""
-    factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-        raise ValueError(f"{file}: rescale_factor must be a number above 0, not {shortly(factor)}")
-    return 255 * factor
+def _interpolation(name: Any, where: object) -> str:
+    if name not in INTERPOLATIONS:
+        raise ValueError(f"{where}: interpolation must be one of {', '.join(INTERPOLATIONS)}, not {shortly(name)}")
+    return str(name)
 
 
 def _divided(values: Triple, by: float) -> Triple:
     return values[0] / by, values[1] / by, values[2] / by
 
 
-def _normalisation(file: Path, said: Mapping[str, Any]) -> Normalisation:
-    parts = [[part] * 3 if isinstance(part, float) else part for part in (said["image_mean"], said["image_std"])]
+def _normalisation(file: Path, mean: Any, std: Any) -> Normalisation:
+    parts = [[part] * 3 if isinstance(part, float) else part for part in (mean, std)]
     numbers = [x for part in parts if isinstance(part, list) for x in part if isinstance(x, (int, float))]
     if len(numbers) != 6 or len(parts[0]) != 3 or not all(x > 0 for x in parts[1]):
         raise ValueError(f"{file}: image_mean and image_std must be three numbers each, those of image_std above 0")

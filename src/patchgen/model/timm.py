@@ -8,12 +8,14 @@ A timm model gets the interface of a transformers model (a config, and a forward
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from patchgen.common.text import first_line
 from patchgen.model.weights import require_requests
 
 PREFIX = "timm:"
@@ -22,12 +24,20 @@ HUB = "hf-hub:"
 
 
 class TimmVit(nn.Module):
-    """A timm network with the interface of a transformers vision model."""
+    """A timm network with the interface of a transformers vision model; its name alone suffices to rebuild it."""
 
     def __init__(self, net: nn.Module, name: str) -> None:
         super().__init__()
         self.net: Any = net
-        self.config = TimmConfig(net, name)
+        try:
+            sizes = {"hidden_size": int(self.net.num_features), "patch_size": self.net.patch_embed.patch_size,
+                     "num_hidden_layers": len(self.net.blocks)}  # fmt: skip
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"a timm backbone is a vision transformer with patch_embed and blocks, and {name!r} is none ({error}); "
+                "choose one such as timm:vit_small_patch14_dinov2.lvd142m"
+            ) from error
+        self.config = SimpleNamespace(model_type=MODEL_TYPE, to_diff_dict=partial(dict, name=name), **sizes)
         cfg = dict(getattr(net, "pretrained_cfg", None) or {})
         self.licence = str(cfg.get("license") or "unknown")
         self.normalisation = (tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
@@ -35,32 +45,6 @@ class TimmVit(nn.Module):
     def forward(self, images: Tensor) -> SimpleNamespace:
         """Images (B,3,H,W) -> `.last_hidden_state` (B, prefix + P, D)."""
         return SimpleNamespace(last_hidden_state=self.net.forward_features(images))
-
-
-class TimmConfig:
-    """The fields of a transformers config; the name alone suffices to rebuild the network."""
-
-    model_type = MODEL_TYPE
-
-    def __init__(self, net: Any, name: str) -> None:
-        try:
-            self.hidden_size, self.patch_size = int(net.num_features), net.patch_embed.patch_size
-            self.num_hidden_layers = len(net.blocks)
-        except (AttributeError, TypeError) as error:
-            raise ValueError(
-                f"a timm backbone is a vision transformer with patch_embed and blocks, and {name!r} is none ({error}); "
-                "choose one such as timm:vit_small_patch14_dinov2.lvd142m"
-            ) from error
-        self._name = name
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """The arguments of `build_timm`."""
-        return {"name": self._name}
-
-
-def name_of(net: Any) -> str:
-    """The name under which timm knows a network."""
-    return str((getattr(net, "pretrained_cfg", None) or {}).get("architecture") or type(net).__name__)
 
 
 def build_timm(name: str, *, pretrained: bool) -> TimmVit:
@@ -71,7 +55,7 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
     """
     if pretrained:
         require_requests(PREFIX + name)  # timm fetches them itself, and its cache has no index to look into
-    timm = _import()
+    timm = import_timm()
     try:
         net = timm.create_model(
             name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **_arguments(name, timm)
@@ -79,17 +63,13 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
     except TypeError as error:  # an architecture without that argument
         raise ValueError(f"timm's {name!r} is no vision transformer for images of any size ({error})") from error
     except Exception as error:  # an unknown name, no network, a gated repository: timm and its hub raise many types
-        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ValueError(f"timm cannot give {name!r} ({text}); its names: timm.list_models(pretrained=True)") from error
+        raise ValueError(
+            f"timm cannot give {name!r} ({first_line(error)}); its names: timm.list_models(pretrained=True)"
+        ) from error
     return TimmVit(net, name)
 
 
-def version() -> str:
-    """Version of the installed timm."""
-    return str(_import().__version__)
-
-
-def _import() -> Any:
+def import_timm() -> Any:
     try:
         import timm
     except Exception as error:  # a torchvision that does not fit torch fails with more than ImportError
