@@ -98,13 +98,12 @@ def test_published_sizes_fill_the_named_architecture(name: str) -> None:
     state = {key: torch.empty(shape, device="meta") for key, shape in vit.shapes().items()}
     about = vit.about()
     del about["model_args"]["num_heads"]  # cards leave it to the architecture
-    read = read_timm(Path(name), about, state)
-    settings = {"mlp_ratio": 4, "qkv_bias": True, "use_swiglu_ffn": False} | spec.config
-    assert read.config == settings
+    config, tensors = read_timm(Path(name), about, state)
+    assert config == {"mlp_ratio": 4, "qkv_bias": True, "use_swiglu_ffn": False} | spec.config
     with torch.device("meta"):
         model = build(spec.family, spec.config)
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    assert {key: tensor.shape for key, tensor in read.state.items()} == shapes
+    assert {key: tensor.shape for key, tensor in tensors.items()} == shapes
 
 
 def test_pixels_and_licence_come_from_its_config(tmp_path: Path) -> None:

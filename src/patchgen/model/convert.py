@@ -1,9 +1,8 @@
 """Files -> networks: folders with a config.json, and single weight files with third-party tensor names.
 
-Plain ViTs become a `Vit`; all other models are those of transformers or timm. Of single files, three layouts are
-supported: plain ViTs with a fused qkv matrix under the names of timm (such as `vit_tiny_patch16_224`) or of Meta's
-DINOv2, and RegNetY under the names of torchvision or SWAG. No tensor is ever left at random values: a file that does
-not provide all weights is rejected.
+Plain ViTs become a `Vit`; all other models are those of transformers or timm. Single files hold plain ViTs with a fused
+qkv matrix under the names of timm or of Meta's DINOv2, or RegNetY under the names of torchvision or SWAG. No tensor is
+ever left at random values: a file that does not provide all weights is rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +20,15 @@ from patchgen.common.untrusted import read_json, read_tensors
 from patchgen.model import timm
 from patchgen.model.generic import CONVOLUTIONAL, Family, Traits, adopt, build_generic, open_folder
 from patchgen.model.local import folder_tensors, has_weights
-from patchgen.model.preprocessing import HALF, IMAGENET, Normalisation, Pixels, earlier_pixels, folder_pixels
+from patchgen.model.preprocessing import (
+    HALF,
+    IMAGENET,
+    Normalisation,
+    Pixels,
+    earlier_pixels,
+    folder_pixels,
+    timm_pixels,
+)
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 from patchgen.model.vit_files import PICKLED, build_vit, check_sizes, check_tensors, read_fused, read_timm, read_vit
 
@@ -94,7 +101,14 @@ def read_folder(folder: Path) -> Loaded:
     about = read_json(folder / "config.json")
     model_type, tower = str(about.get("model_type")), about.get("vision_config")
     if "model_type" not in about and "architecture" in about:
-        return _read_timm(folder, about)
+        if not any(folder.glob("model*.safetensors")):
+            raise ValueError(f"{folder} holds a timm model as a pickle, which can run code on loading. {PICKLED}")
+        config, state = read_timm(folder, about, folder_tensors(folder))
+        fields = about.get("pretrained_cfg")
+        fields = fields if isinstance(fields, dict) else about  # the oldest layout is flat
+        licence, pixels = fields.get("license"), timm_pixels(folder / "config.json", fields)
+        vit = build_vit("dinov2_with_registers", config, state, folder)
+        return Loaded(vit, pixels, licence=licence if isinstance(licence, str) else "")
     if model_type == "clip":
         model_type, about = "clip_vision_model", tower if isinstance(tower, dict) else {}
     if model_type in LAYOUTS:
@@ -105,14 +119,6 @@ def read_folder(folder: Path) -> Loaded:
     return Loaded(model, folder_pixels(folder, model_type), earlier_pixels(folder, model_type))
 
 
-def _read_timm(folder: Path, about: dict[str, Any]) -> Loaded:
-    """A plain ViT in timm's layout, as a DINOv2 with registers."""
-    if not any(folder.glob("model*.safetensors")):
-        raise ValueError(f"{folder} holds a timm model as a pickle, which can run code when it is loaded. {PICKLED}")
-    vit = read_timm(folder, about, folder_tensors(folder))
-    return Loaded(build_vit("dinov2_with_registers", vit.config, vit.state, folder), vit.pixels, licence=vit.licence)
-
-
 def read_file(path: Path) -> Loaded:
     """A ViT or RegNetY with third-party tensor names in a .safetensors file; half precision becomes float32."""
     try:
@@ -120,17 +126,15 @@ def read_file(path: Path) -> Loaded:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no weight file {path}") from error
     if any(name.startswith("trunk_output.") for name in state):
-        state, normalisation = {name: tensor.float() for name, tensor in state.items()}, IMAGENET
-        config = regnety_architecture(state)
-        model, state = build("regnet", config, state), convert_regnety(state)
+        state = {name: tensor.float() for name, tensor in state.items()}
+        model, state = build("regnet", regnety_architecture(state), state), convert_regnety(state)
         check_tensors(model, state, f"{path.name} does not fill a RegNetY")
         model.load_state_dict(state)
     else:
         model = read_fused(state, path)
-        normalisation = HALF if model.config.model_type == "vit" else IMAGENET
-    return Loaded(
-        model, Pixels(*normalisation, assumed="mean and std are its family's, resizing is bilinear by default")
-    )
+    normalisation = HALF if model.config.model_type == "vit" else IMAGENET  # type: ignore[union-attr]
+    assumed = "mean and std are its family's, resizing is bilinear by default"
+    return Loaded(model, Pixels(*normalisation, assumed=assumed))
 
 
 # RegNetY -> `RegNetModel` of transformers

@@ -5,7 +5,7 @@
     hidden = last_hidden(model, images)
 
 A config.json can name code (`auto_map`), kernels to download (`_attn_implementation`), adapters and quantisers. None of
-these reach a loader: only fields that the model type's own config class declares are used, and only plain values.
+these reach a loader: only plain values of fields that the model type's own config class declares are used.
 
 A model is supported if its config has hidden_size, patch_size and num_hidden_layers, and its `last_hidden_state` is
 (B, prefix + P, D) with the same number of prefix tokens for every P. Two small passes determine the rest: the final
@@ -21,7 +21,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from patchgen.common.text import first_line
 from patchgen.common.untrusted import shortly
 from patchgen.model.local import folder_tensors
 from patchgen.model.vit_files import check_sizes
@@ -96,16 +97,9 @@ def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> Remo
 
 def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
     """The model's last hidden state (B, T, D), with resized position embeddings if the model offers that option."""
-    kind: Any = type(model)
-    request = {"interpolate_pos_encoding": True} if _resizes(kind) else {}
-    output: Any = model(images, **request)
-    hidden: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
-    return hidden
-
-
-@functools.cache
-def _resizes(kind: type[nn.Module]) -> bool:
-    return "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
+    resizes = "interpolate_pos_encoding" in inspect.signature(type(model).forward).parameters
+    output: Any = model(images, interpolate_pos_encoding=True) if resizes else model(images)
+    return output if isinstance(output, Tensor) else output.last_hidden_state  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -170,14 +164,16 @@ def _config_of(about: Mapping[str, Any]) -> Any:
         model_type, about = str(inner.get("model_type") or usual), inner
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers knows no model type {str(model_type)[:60]!r}")
-    kind = CONFIG_MAPPING[model_type]
-    fields = allowed(kind, about)
+    fields = allowed(CONFIG_MAPPING[model_type], about)
     for name, value in about.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} must be finite, not {value}")
         if name in fields and name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
             raise ValueError(f"{name} must be a number above 0 and at most 0.01, not {shortly(value)}")
-    return kind(**fields)
+    config = CONFIG_MAPPING[model_type](**fields)
+    if model_type not in CONVOLUTIONAL:
+        _sizes(config)
+    return config
 
 
 def _model_class(config: Any) -> Any:
@@ -189,24 +185,13 @@ def _model_class(config: Any) -> Any:
     return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def fill(kind: Any, config: Any, state: dict[str, Tensor], **more: Any) -> tuple[nn.Module, dict[str, Any]]:
+def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
     """A model with these tensors, including names of earlier transformers versions; also returns what is missing."""
     check_sizes(lambda: kind(config), config.to_dict(), state)
-    model, info = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=state,
-        dtype=torch.float32,
-        local_files_only=True,
-        output_loading_info=True,
-        **more,
+    filled: tuple[nn.Module, dict[str, Any]] = kind.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float32, local_files_only=True, output_loading_info=True
     )
-    return model, info
-
-
-def first_line(error: Exception) -> str:
-    """The first line of another library's error, shortened to fit into a message."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+    return filled
 
 
 def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
@@ -221,7 +206,6 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
     """
     try:
         config = _config_of(about)
-        _require_sizes(config)
         with quiet_loading(), torch.random.fork_rng(devices=[]):
             model, info = fill(_model_class(config), config, folder_tensors(folder))
     except Exception as error:  # transformers raises many types on damaged files
@@ -234,7 +218,8 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
     # transformers initialises missing tensors at random: only parts that are dropped may be missing
     dropped = whole - set(model.state_dict())
     if wrong := [*sorted(set(info["missing_keys"]) - dropped), *map(str, info["mismatched_keys"])]:
-        raise ValueError(f"{folder} does not fill a {_name(model)}; missing or misshapen: {', '.join(wrong[:5])}")
+        name = type(model).__name__
+        raise ValueError(f"{folder} does not fill a {name}; missing or misshapen: {', '.join(wrong[:5])}")
     return model
 
 
@@ -245,7 +230,6 @@ def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str,
         state: The tensors it will get, which bound its size.
     """
     config = _config_of({**given, "model_type": model_type})
-    _require_sizes(config)
     kind = _model_class(config)
     if state is not None:
         check_sizes(lambda: kind(config), config.to_dict(), state)
@@ -268,43 +252,40 @@ def adopt(model: nn.Module) -> Traits:
         patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
         return Traits(CONVOLUTIONAL[config.model_type], config.hidden_sizes[-1], patch_size, 0)
     dim, patch_size, depth = _sizes(config)
+    kind = type(model).__name__
     model.requires_grad_(True).eval()
     blocks = _blocks(model, depth)
     norms = {name: part for name, part in model.named_modules() if _is_final_norm(name, part, blocks, dim)}
-    hidden, said = _look(model, norms, patch_size, PROBES[0])
-    prefix = _prefix(model, hidden, PROBES[0], dim)
-    wider, _ = _look(model, norms, patch_size, PROBES[1])
-    if _prefix(model, wider, PROBES[1], dim) != prefix:
-        raise ValueError(f"the number of prefix tokens of {_name(model)} varies with the image size; it cannot be used")
-    passed = [name for name in norms if hidden.shape in said[name]]
-    final = passed or [name for name in norms if said[name]] or list(norms)
-    family = Family(_name(model), blocks, final[-1] if final else "", norm_tokens=bool(final) and not passed)
-    _drop_unused(model, family, hidden, patch_size)
+    outputs: dict[str, list[torch.Size]] = {name: [] for name in norms}  # shapes
+    with ExitStack() as hooks:
+        for name, part in norms.items():
+            hooks.enter_context(on_tensor(part, lambda output, name=name: outputs[name].append(output.shape)))  # type: ignore[misc]
+        hidden, prefix = _look(model, dim, patch_size, PROBES[0])
+    if _look(model, dim, patch_size, PROBES[1])[1] != prefix:
+        raise ValueError(f"the number of prefix tokens of {kind} varies with the image size; it cannot be used")
+    applied = [name for name in norms if hidden.shape in outputs[name]]  # to the tokens
+    final = applied or [name for name in norms if outputs[name]] or list(norms)
+    family = Family(kind, blocks, final[-1] if final else "", norm_tokens=bool(final) and not applied)
+    _drop_unused(model, model.get_submodule(family.final_norm)(hidden) if family.norm_tokens else hidden)
+    again, _ = _look(model, dim, patch_size, PROBES[0])
+    if again.device.type != "meta" and not torch.equal(again, hidden):
+        raise ValueError(f"{kind} does not give the same tokens twice; it cannot be used as a backbone")
     return Traits(family, dim, patch_size, prefix)
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__
-
-
-def _require_sizes(config: Any) -> None:
-    if config.model_type not in CONVOLUTIONAL:
-        _sizes(config)
 
 
 def _sizes(config: Any) -> tuple[int, int, int]:
     """hidden_size, patch_size and num_hidden_layers; a square patch size may be given as a pair."""
-    found = {name: getattr(config, name, None) for name in ("hidden_size", "patch_size", "num_hidden_layers")}
-    sides = found["patch_size"]
+    sizes = {name: getattr(config, name, None) for name in ("hidden_size", "patch_size", "num_hidden_layers")}
+    sides = sizes["patch_size"]
     if isinstance(sides, (list, tuple)) and len(set(sides)) == 1:
-        found["patch_size"] = sides[0]
-    odd = [name for name, value in found.items() if not isinstance(value, int)]
+        sizes["patch_size"] = sides[0]
+    odd = [name for name, value in sizes.items() if not isinstance(value, int)]
     if odd:
         raise ValueError(
             f"a vision transformer's config has hidden_size, patch_size and num_hidden_layers as whole numbers; that "
             f"of model type {getattr(config, 'model_type', None)!r} lacks {', '.join(odd)}"
         )
-    return found["hidden_size"], found["patch_size"], found["num_hidden_layers"]  # type: ignore[return-value]
+    return sizes["hidden_size"], sizes["patch_size"], sizes["num_hidden_layers"]  # type: ignore[return-value]
 
 
 def _blocks(model: nn.Module, depth: int) -> str:
@@ -313,7 +294,9 @@ def _blocks(model: nn.Module, depth: int) -> str:
         alike = isinstance(part, (nn.ModuleList, nn.Sequential)) and len({type(block) for block in part}) == 1
         if alike and len(part) == depth and any(True for _ in part.parameters()):  # type: ignore[arg-type]
             return name
-    raise ValueError(f"{_name(model)} has no list of {depth} blocks of one class; it cannot be used as a backbone")
+    raise ValueError(
+        f"{type(model).__name__} has no list of {depth} blocks of one class; it cannot be used as a backbone"
+    )
 
 
 def _is_final_norm(name: str, part: nn.Module, blocks: str, dim: int) -> bool:
@@ -322,63 +305,40 @@ def _is_final_norm(name: str, part: nn.Module, blocks: str, dim: int) -> bool:
     return fits and not name.startswith(blocks + ".") and "embed" not in name
 
 
-def _look(
-    model: nn.Module, norms: dict[str, nn.Module], patch_size: int, grid: tuple[int, int]
-) -> tuple[Tensor, dict[str, list[torch.Size]]]:
-    """The last hidden state of two images, and the shapes of each norm's outputs."""
-    said: dict[str, list[torch.Size]] = {name: [] for name in norms}
-    hooks = [
-        part.register_forward_hook(lambda module, inputs, output, name=name: said[name].append(output.shape))
-        for name, part in norms.items()
-    ]
+def _look(model: nn.Module, dim: int, patch_size: int, grid: tuple[int, int]) -> tuple[Tensor, int]:
+    """The last hidden state (2, prefix + P, D) of two images of h x w patches, and the number of prefix tokens."""
+    kind, (rows, columns) = type(model).__name__, grid
+    patches = rows * columns
+    # no random numbers: the caller's generator is not advanced
+    ramp = torch.arange(6 * patch_size**2 * patches, device=next(model.parameters()).device).sin()
     try:
-        return last_hidden(model, _images(model, patch_size, grid)), said
+        hidden: Any = last_hidden(model, ramp.view(2, 3, patch_size * rows, patch_size * columns))
     except Exception as error:  # libraries raise many types on image sizes they do not support
-        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ValueError(f"{_name(model)} does not accept images of any size, as a backbone must ({text})") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _images(model: nn.Module, patch_size: int, grid: tuple[int, int]) -> Tensor:
-    device = next(model.parameters()).device
-    count = 2 * 3 * patch_size**2 * grid[0] * grid[1]
-    ramp = torch.arange(count, device=device).sin()  # no random numbers: the caller's generator is not advanced
-    return ramp.view(2, 3, patch_size * grid[0], patch_size * grid[1])
-
-
-def _prefix(model: nn.Module, hidden: Any, grid: tuple[int, int], dim: int) -> int:
-    patches = grid[0] * grid[1]
+        reason = first_line(error)
+        raise ValueError(f"{kind} does not accept images of any size, as a backbone must ({reason})") from error
     shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else None
     if shape is None or len(shape) != 3 or shape[2] != dim or shape[1] < patches:
         raise ValueError(
-            f"a backbone's last_hidden_state is (B, prefix + P, {dim}) with P = {patches} for {grid[0]} x {grid[1]} "
-            f"patches; that of {_name(model)} is {shape}"
+            f"a backbone's last_hidden_state is (B, prefix + P, {dim}) with P = {patches} for {rows} x {columns} patches; "
+            f"that of {kind} is {shape}"
         )
-    return shape[1] - patches
+    return hidden, shape[1] - patches
 
 
-def _drop_unused(model: nn.Module, family: Family, hidden: Tensor, patch_size: int) -> None:
-    """Whole modules become the identity, single tensors None; the tokens must stay as they were."""
-    read = model.get_submodule(family.final_norm)(hidden) if family.norm_tokens else hidden
+def _drop_unused(model: nn.Module, tokens: Tensor) -> None:
+    """Modules that do not affect the tokens become the identity, single tensors None."""
     named = dict(model.named_parameters())
-    grads = torch.autograd.grad(read.square().sum(), list(named.values()), allow_unused=True)
+    grads = torch.autograd.grad(tokens.square().sum(), list(named.values()), allow_unused=True)
     unused = {name for name, grad in zip(named, grads, strict=True) if grad is None}
-    if not unused:
-        return
+
+    def put(name: str, part: nn.Module | None) -> None:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, part)
+
     for name, part in list(model.named_modules()):
-        own = {f"{name}.{inner}" for inner, _ in part.named_parameters()}
-        if name and own and own <= unused:
-            _put(model, name, nn.Identity())
-            unused -= own
+        inside = {f"{name}.{inner}" for inner, _ in part.named_parameters()}
+        if name and inside and inside <= unused:
+            put(name, nn.Identity())
+            unused -= inside
     for name in unused:
-        _put(model, name, None)
-    again, _ = _look(model, {}, patch_size, PROBES[0])
-    if again.device.type != "meta" and not torch.equal(again, hidden):
-        raise ValueError(f"{_name(model)} does not give the same tokens twice; it cannot be used as a backbone")
-
-
-def _put(model: nn.Module, name: str, part: nn.Module | None) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, part)
+        put(name, None)

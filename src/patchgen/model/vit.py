@@ -3,9 +3,8 @@
     config = VitConfig.read("dinov2", {"hidden_size": 384, "num_attention_heads": 6}, "config.json")
     tokens = Vit(config)(images)               # (B, 3, H, W) -> (B, 1 + R + P, D) after the final LayerNorm
 
-The families differ in the names of their tensors, the order of their parts, LayerScale, registers, and in how positions
-are resized. Names and order are those of transformers: checkpoints, optimiser states and the digests of backbones in
-run folders contain them. Results equal those of transformers bit for bit (tests/model/test_vit.py).
+The families differ in the names and order of their parts, LayerScale, registers and how positions are resized. Names
+and order are those of transformers, since checkpoints and digests contain them; results equal theirs bit for bit.
 """
 
 from __future__ import annotations
@@ -63,16 +62,6 @@ class VitConfig:
             )
         return config
 
-    @property
-    def has_registers(self) -> bool:
-        return "num_register_tokens" in LAYOUTS[self.model_type].defaults
-
-    @property
-    def mlp_width(self) -> int:
-        """Width of the feed-forward layer."""
-        width = self.intermediate_size or int(self.hidden_size * self.mlp_ratio)
-        return gated_width(width) if self.use_swiglu_ffn else width
-
     def to_diff_dict(self) -> dict[str, Any]:
         """The fields from which `read` makes this config again."""
         names = {"model_type", *COMMON, *LAYOUTS[self.model_type].defaults}
@@ -92,9 +81,7 @@ class Layout:
     norm: str
     first_norm: str = ""  # before the first block
     antialias: bool = False  # when positions are resized
-    defaults: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the fields that are not COMMON, and CLIP's activation
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that are not COMMON, and CLIP's activation
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -140,26 +127,27 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
-        self.antialias, dim = LAYOUTS[config.model_type].antialias, config.hidden_size
-        self.side = config.image_size // config.patch_size
-        self._create(config.patch_size, dim)
+        layout, dim, patch = LAYOUTS[config.model_type], config.hidden_size, config.patch_size
+        self.antialias, self.side = layout.antialias, config.image_size // patch
+        self.clip = config.model_type == "clip_vision_model"
+        if self.clip:
+            self.class_embedding = nn.Parameter(_drawn(dim))
+            self.patch_embedding = nn.Conv2d(3, dim, patch, patch, bias=False)
+            self.position_embedding = nn.Embedding.from_pretrained(_drawn(1 + self.side**2, dim), freeze=False)
+        else:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+            projection = nn.Conv2d(3, dim, patch, patch)
+            self.position_embeddings = nn.Parameter(_drawn(1, 1 + self.side**2, dim))
+            self.patch_embeddings = nn.Sequential(OrderedDict(projection=projection))
         registers = nn.Parameter(torch.zeros(1, config.num_register_tokens, dim))
-        self.register_parameter("register_tokens", registers if config.has_registers else None)
+        self.register_parameter("register_tokens", registers if "num_register_tokens" in layout.defaults else None)
 
-    def _create(self, patch: int, dim: int) -> None:
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        projection = nn.Conv2d(3, dim, patch, patch)
-        self.position_embeddings = nn.Parameter(_drawn(1, 1 + self.side**2, dim))
-        self.patch_embeddings = nn.Sequential(OrderedDict(projection=projection))
-
-    def _parts(self) -> tuple[Tensor, nn.Conv2d, Tensor]:
+    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
         """The class token (1, 1, D), the projection of patches, and the positions (1, 1 + P, D)."""
+        if self.clip:
+            cls, position = self.class_embedding.view(1, 1, -1), self.position_embedding.weight.unsqueeze(0)
+            return cls, self.patch_embedding, position
         return self.cls_token, self.patch_embeddings.projection, self.position_embeddings  # type: ignore[return-value]
-
-    @property
-    def patch_weight(self) -> Tensor:
-        """(D, 3, patch, patch)"""
-        return self._parts()[1].weight
 
     def forward(self, images: Tensor) -> Tensor:
         cls, projection, positions = self._parts()
@@ -182,18 +170,6 @@ class Embeddings(nn.Module):
         return torch.cat([positions[:, :1], resized.flatten(2).transpose(1, 2)], 1)
 
 
-class ClipEmbeddings(Embeddings):
-    """The same under CLIP's names, and patches without a bias."""
-
-    def _create(self, patch: int, dim: int) -> None:
-        self.class_embedding = nn.Parameter(_drawn(dim))
-        self.patch_embedding = nn.Conv2d(3, dim, patch, patch, bias=False)
-        self.position_embedding = nn.Embedding.from_pretrained(_drawn(1 + self.side**2, dim), freeze=False)
-
-    def _parts(self) -> tuple[Tensor, nn.Conv2d, Tensor]:
-        return self.class_embedding.view(1, 1, -1), self.patch_embedding, self.position_embedding.weight.unsqueeze(0)
-
-
 class Attention(nn.Module):
     """Self-attention (B, T, D) -> (B, T, D) with H heads; q, k and v are three products, as in transformers."""
 
@@ -214,8 +190,7 @@ class Attention(nn.Module):
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5)
-        out: Tensor = getattr(self, self.out)(mixed.transpose(1, 2).flatten(2))
-        return out
+        return getattr(self, self.out)(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Mlp(nn.Module):
@@ -229,18 +204,17 @@ class Mlp(nn.Module):
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
-        dim, width = config.hidden_size, config.mlp_width
+        dim, width = config.hidden_size, config.intermediate_size or int(config.hidden_size * config.mlp_ratio)
         self.gated, self.activation = config.use_swiglu_ffn, config.hidden_act
+        width = gated_width(width) if self.gated else width
         widths = {"gate_proj": (dim, width), "up_proj": (dim, width), "down_proj": (width, dim)}
         for name, sizes in (widths if self.gated else {"fc1": (dim, width), "fc2": (width, dim)}).items():
             self.add_module(name, nn.Linear(*sizes))
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.gated:
-            gated: Tensor = self.down_proj(F.silu(self.gate_proj(tokens)) * self.up_proj(tokens))
-            return gated
-        plain: Tensor = self.fc2(ACTIVATIONS[self.activation](self.fc1(tokens)))
-        return plain
+            return self.down_proj(F.silu(self.gate_proj(tokens)) * self.up_proj(tokens))  # type: ignore[no-any-return]
+        return self.fc2(ACTIVATIONS[self.activation](self.fc1(tokens)))  # type: ignore[no-any-return]
 
 
 class LayerScale(nn.Module):
@@ -270,14 +244,11 @@ class Block(nn.Module):
                 self.add_module(name, Attention(config) if kind == "attention" else Mlp(config))
 
     def forward(self, tokens: Tensor) -> Tensor:
+        part = {part: getattr(self, name) for part, name in self.names.items()}
         for norm, layer, scale in (("norm1", "attention", "scale1"), ("norm2", "mlp", "scale2")):
-            change = self._part(layer)(self._part(norm)(tokens))
-            tokens = tokens + (self._part(scale)(change) if scale in self.names else change)
+            change = part[layer](part[norm](tokens))
+            tokens = tokens + (part[scale](change) if scale in part else change)
         return tokens
-
-    def _part(self, part: str) -> nn.Module:
-        module: nn.Module = getattr(self, self.names[part])
-        return module
 
 
 class Vit(nn.Module):
@@ -289,20 +260,20 @@ class Vit(nn.Module):
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.config, self.layout = config, LAYOUTS[config.model_type]
-        self.embeddings = (ClipEmbeddings if config.model_type == "clip_vision_model" else Embeddings)(config)
+        self.embeddings = Embeddings(config)
         if self.layout.first_norm:
             self.add_module(self.layout.first_norm, nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps))
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         parent, _, leaf = self.layout.blocks.rpartition(".")
         self.add_module(parent or leaf, nn.ModuleDict({leaf: blocks}) if parent else blocks)
         self.add_module(self.layout.norm, nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps))
-        if not self.embeddings.patch_weight.is_meta:
+        if not next(self.parameters()).is_meta:
             self._initialise()
 
     @torch.no_grad()
     def _initialise(self) -> None:
         """Random weights, drawn in transformers' order: blocks first, each weight twice."""
-        for parent in (self.blocks, self.embeddings):
+        for parent in (self.get_submodule(self.layout.blocks), self.embeddings):
             for layer in parent.modules():
                 if isinstance(layer, (nn.Linear, nn.Conv2d)):
                     nn.init.normal_(layer.weight, std=SPREAD)
@@ -312,10 +283,6 @@ class Vit(nn.Module):
         for name in ("position_embeddings", "cls_token"):
             if hasattr(self.embeddings, name):
                 nn.init.trunc_normal_(getattr(self.embeddings, name), std=SPREAD)
-
-    @property
-    def blocks(self) -> nn.Module:
-        return self.get_submodule(self.layout.blocks)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, which `load_backbone` and transformers read."""
@@ -337,7 +304,6 @@ class Vit(nn.Module):
         tokens = self.embeddings(images)
         if self.layout.first_norm:
             tokens = self.get_submodule(self.layout.first_norm)(tokens)
-        for block in self.blocks:  # type: ignore[attr-defined]
+        for block in self.get_submodule(self.layout.blocks):  # type: ignore[attr-defined]
             tokens = block(tokens)
-        normed: Tensor = self.get_submodule(self.layout.norm)(tokens)
-        return normed
+        return self.get_submodule(self.layout.norm)(tokens)  # type: ignore[no-any-return]

@@ -2,13 +2,11 @@
 
     vit = read_vit("dinov2", fields, state, folder)      # a folder of transformers: fields of config.json, tensors
     vit = read_fused(state, path)                        # a single file: one qkv matrix per block
-    timm = read_timm(folder, about, state)               # a folder in timm's layout, as pathology encoders have
+    config, tensors = read_timm(folder, about, state)    # a folder in timm's layout, as pathology encoders have
 
 The tensors decide the sizes: a config that disagrees with them is refused before anything is allocated. No tensor is
 ever left at random values. In timm's layout, rotary positions, the order of norms and the activation cannot be inferred
-from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected. Outputs
-stay the same: position embeddings of class and register tokens are added to these tokens, a network without LayerScale
-gets one of ones, and positions are resized as in timm (bicubic, antialiased).
+from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected.
 """
 
 from __future__ import annotations
@@ -16,13 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.common.untrusted import shortly
-from patchgen.model.preprocessing import Pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig, gated_width
 
 State = Mapping[str, Tensor]
@@ -36,17 +33,16 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
     Raises:
         ValueError: the config is invalid, or the tensors do not fill the network that it describes.
     """
-    config = VitConfig.read(family, given, where)
-    layout = re.escape(LAYOUTS[family].blocks)
-    depth = len({match[1] for name in state if (match := re.match(rf"{layout}\.(\d+)\.", name))})
+    config, message = VitConfig.read(family, given, where), f"{where} does not fill a {family}"
+    pattern = re.compile(rf"{re.escape(LAYOUTS[family].blocks)}\.(\d+)\.")
+    depth = len({match[1] for name in state if (match := pattern.match(name))})
     if depth != config.num_hidden_layers:
         raise ValueError(
-            f"{where} does not fill a {family}: num_hidden_layers is {config.num_hidden_layers}, and its weights have "
-            f"{depth} blocks"
+            f"{message}: num_hidden_layers is {config.num_hidden_layers}, and its weights have {depth} blocks"
         )
     with torch.device("meta"):
         vit = Vit(config)
-    check_tensors(vit, state, f"{where} does not fill a {family}")
+    check_tensors(vit, state, message)
     vit.allocate().load_state_dict({name: state[name] for name in vit.state_dict()})
     return vit
 
@@ -54,25 +50,23 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
 def check_tensors(network: nn.Module, state: State, message: str) -> None:
     """ValueError unless the state has every tensor of a network, with its shape and finite values."""
     expected = network.state_dict()
-    missing = [name for name in expected if name not in state]
-    if missing:
+    if missing := [name for name in expected if name not in state]:
         raise ValueError(f"{message}: {', '.join(missing[:5])} missing")
     for name, wanted in expected.items():
-        tensor, shapes = state[name], (tuple(state[name].shape), tuple(wanted.shape))
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"{message}: {name} is {shapes[0]} in the weights, {shapes[1]} by the config")
-        if tensor.is_floating_point() != wanted.is_floating_point():
-            raise ValueError(f"{message}: {name} is {tensor.dtype}, not {wanted.dtype}")
-        if not (tensor.is_meta or torch.isfinite(tensor).all()):
-            raise ValueError(f"{message}: {name} holds values that are not finite")
+        tensor = state[name]
+        if tensor.shape != wanted.shape:
+            fault = f"is {tuple(tensor.shape)} in the weights, {tuple(wanted.shape)} by the config"
+        elif tensor.is_floating_point() != wanted.is_floating_point():
+            fault = f"is {tensor.dtype}, not {wanted.dtype}"
+        elif not (tensor.is_meta or torch.isfinite(tensor).all()):
+            fault = "holds values that are not finite"
+        else:
+            continue
+        raise ValueError(f"{message}: {name} {fault}")
 
 
 def check_sizes(make: Callable[[], nn.Module], fields: Mapping[str, Any], state: State) -> None:
-    """ValueError if a network would be much larger than its weights; nothing is allocated for the comparison.
-
-    Args:
-        fields: Its config.
-    """
+    """ValueError if a network with this config would be much larger than its weights; nothing is allocated."""
     for name, value in _numbers(fields):
         if DEPTH.search(name) and value > len(state):
             raise ValueError(f"{name} is {value}, and the weights have only {len(state)} tensors")
@@ -84,7 +78,7 @@ def check_sizes(make: Callable[[], nn.Module], fields: Mapping[str, Any], state:
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers in a config, with the names of their fields; of a list, also its sum."""
+    """The whole numbers in a config, with the names of their fields; of a list, its sum."""
     if isinstance(value, dict):
         for inner, member in value.items():
             yield from _numbers(member, str(inner))
@@ -108,11 +102,7 @@ _GATED = "mlp.weights_in."
 
 
 def read_vit(family: str, given: Mapping[str, Any], state: State, where: object) -> Vit:
-    """The ViT of a transformers folder, or the image tower of a larger model in it.
-
-    Args:
-        given: Fields of its config.json.
-    """
+    """The ViT of a transformers folder with these fields of config.json, or the image tower of a larger model in it."""
     inside = "embeddings.patch_embedding"
     prefix = next((name.partition(inside)[0] for name in state if inside in name), "")
     renamed: dict[str, Tensor] = {}
@@ -142,10 +132,9 @@ _REGISTERS = ("register_tokens", "reg_token")  # Meta's name, timm's
 
 def read_fused(state: State, path: Path) -> Vit:
     """A plain ViT in a single file: a `vit` without LayerScale, else a DINOv2."""
-    body = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-    scaled = "blocks.0.ls1.gamma" in body
-    if scaled:
-        body.pop("mask_token", None)
+    scaled = "blocks.0.ls1.gamma" in state
+    unused = ("head.", "mask_token") if scaled else ("head.",)
+    body = {name: tensor for name, tensor in state.items() if not name.startswith(unused)}
     sizes = _sizes(body, path.name, "a weight file must hold a plain ViT under timm's or Meta's names, or a RegNetY "
                    "under torchvision's; give a transformers folder for other layouts")  # fmt: skip
     width, side = sizes["hidden_size"], round((body["pos_embed"].shape[1] - 1) ** 0.5)
@@ -155,13 +144,10 @@ def read_fused(state: State, path: Path) -> Vit:
             f"width {width} and {body['pos_embed'].shape[1]} positions. Give a transformers folder instead."
         )
     given = sizes | {"num_attention_heads": HEADS.get(width) or width // 64, "image_size": side * sizes["patch_size"]}
-    hidden = len(body["blocks.0.mlp.fc1.weight"])
-    family = "vit"
+    family, hidden = "vit", len(body["blocks.0.mlp.fc1.weight"])
     if scaled:
         family = "dinov2_with_registers" if given["num_register_tokens"] else "dinov2"
-        given["mlp_ratio"] = hidden // width
-    else:
-        given |= {"layer_norm_eps": 1e-6, "intermediate_size": hidden}
+    given |= {"mlp_ratio": hidden // width} if scaled else {"layer_norm_eps": 1e-6, "intermediate_size": hidden}
     return build_vit(family, given, _split(body, family, False, path.name), path.name)
 
 
@@ -233,56 +219,30 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 ELSEWHERE = "where timm can be installed, give it as timm:NAME"
 
 
-class TimmFolder(NamedTuple):
-    """Settings and tensors of a `dinov2_with_registers`, its pixels and its licence."""
+def read_timm(folder: Path, about: Mapping[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings and tensors of a `dinov2_with_registers` for a folder in timm's layout, with the same output.
 
-    config: dict[str, Any]
-    state: dict[str, Tensor]
-    pixels: Pixels
-    licence: str
-
-
-def read_timm(folder: Path, about: Mapping[str, Any], state: State) -> TimmFolder:
-    """The model in a folder in timm's layout.
-
-    Args:
-        about: Its config.json.
-        state: Its tensors.
+    A network without LayerScale gets one of ones. ``about`` is the folder's config.json, ``state`` its tensors.
 
     Raises:
         ValueError: it is not a plain ViT; the message names the difference.
     """
-    arguments, said, architecture = about.get("model_args"), about.get("pretrained_cfg"), about["architecture"]
-    arguments = arguments if isinstance(arguments, dict) else {}
-    said = said if isinstance(said, dict) else about  # the oldest layout is flat
+    arguments, architecture = about.get("model_args"), about["architecture"]
     if not isinstance(architecture, str) or not PLAIN.fullmatch(architecture):
         raise ValueError(
             f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
             f"vit_giant_patch14_reg4_dinov2, and {folder} has {shortly(architecture)}; {ELSEWHERE}"
         )
-    for name, values in HARMLESS.items():
-        _refuse_unless(folder, arguments, name, values)
     body = {name: tensor for name, tensor in state.items() if not name.startswith(("head.", "head_drop."))}
     for part in ("weight", "bias"):  # a norm of the pooled vector alone becomes the norm of all tokens
         if f"fc_norm.{part}" in body and f"norm.{part}" not in body:
             body[f"norm.{part}"] = body.pop(f"fc_norm.{part}")
-    config, before = _timm_config(folder, body, arguments)
+    config, before = _timm_config(folder, body, arguments if isinstance(arguments, dict) else {})
     tensors = _split(_with_positions(body, before), "dinov2_with_registers", config["use_swiglu_ffn"], folder)
     ones = torch.ones(config["hidden_size"], device=body["pos_embed"].device)
     scales = {f"encoder.layer.{layer}.layer_scale{i}.lambda1": ones for layer in range(config["num_hidden_layers"])
               for i in (1, 2)}  # fmt: skip
-    licence = said.get("license")
-    pixels = timm_pixels(folder / "config.json", said)
-    return TimmFolder(config, scales | tensors, pixels, licence if isinstance(licence, str) else "")
-
-
-def _refuse_unless(folder: Path, arguments: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:
-    value = arguments.get(name)
-    if (value.lower() if isinstance(value, str) else value) not in values:
-        raise ValueError(
-            f"{folder}: model_args has {name} {shortly(value)}, which this plain vision transformer cannot have; "
-            f"{ELSEWHERE}"
-        )
+    return config, scales | tensors
 
 
 def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -291,7 +251,13 @@ def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tu
     width, registers, positions = sizes["hidden_size"], sizes["num_register_tokens"], state["pos_embed"].shape[1]
     outer, inner = len(state["blocks.0.mlp.fc1.weight"]), state["blocks.0.mlp.fc2.weight"].shape[1]
     gated = outer == 2 * inner  # SwiGLUPacked: gate and value in one layer
-    _refuse_unless(folder, arguments, "act_layer", ACTIVATIONS[gated])
+    for name, values in {**HARMLESS, "act_layer": ACTIVATIONS[gated]}.items():
+        value = arguments.get(name)
+        if (value.lower() if isinstance(value, str) else value) not in values:
+            raise ValueError(
+                f"{folder}: model_args has {name} {shortly(value)}, which this plain vision transformer cannot have; "
+                f"{ELSEWHERE}"
+            )
     heads = arguments.get("num_heads") or HEADS.get(width)
     if type(heads) is not int or heads < 1 or width % heads:
         raise ValueError(
@@ -304,17 +270,14 @@ def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tu
             f"{folder}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU; "
             f"this one has width {width}, and feed-forward layers of {outer} and {inner}"
         )
-    squares = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1 + registers)}
-    before = next((before for before, side in squares.items() if side and side**2 == positions - before), None)
+    sides = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1 + registers)}
+    before = next((before for before, side in sides.items() if side and side**2 == positions - before), None)
     if before is None:
         raise ValueError(f"{folder} has {positions} position embeddings, which is no square grid of patches")
-    return sizes | {
-        "num_attention_heads": heads,
-        "mlp_ratio": ratio,
-        "use_swiglu_ffn": gated,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
-        "image_size": squares[before] * sizes["patch_size"],
-    }, before  # fmt: skip
+    config = sizes | {"num_attention_heads": heads, "mlp_ratio": ratio, "use_swiglu_ffn": gated,
+                      "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+                      "image_size": sides[before] * sizes["patch_size"]}  # fmt: skip
+    return config, before
 
 
 def _with_positions(state: State, before: int) -> dict[str, Tensor]:
