@@ -1,15 +1,14 @@
-"""A backbone, a way to turn its tokens into one vector, and a linear head: what every method trains.
+"""A backbone, a pool that turns its tokens into one or two vectors, and a linear head: what every method trains.
 
-The "pools" are ``cls``, ``mean`` and both (``cls-mean``) for the baselines, ``patchgen`` for the paper's module after
+The pools are ``cls``, ``mean`` and both (``cls-mean``) for the baselines, ``patchgen`` for the paper's module after
 the backbone, ``patchgen-cls`` for that module and the class token, and ``select`` for the selection inside the
-backbone. Everything else is the same for all methods. Where the head reads two vectors it is one linear layer on
-both: the sum of two linear heads.
+backbone. A head that reads two vectors is one linear layer on both: the sum of two linear heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +54,12 @@ class Output(NamedTuple):
 class Classifier(nn.Module):
     """Images in, logits (and a mask) out.
 
-    The forward pass has two stages, ``read`` (the backbone, and the tokens that the pool needs) and ``classify``
-    (everything after it). If the backbone is frozen, the first is computed once per image and cached. A selection
-    inside the backbone has a single stage, because the tokens depend on the mask.
+    The forward pass has two stages, ``read`` (the backbone and the tokens that the pool needs), which is cached if the
+    backbone is frozen, and ``classify``. A selection inside the backbone has one stage: tokens depend on the mask.
+
+    Args:
+        dropout: Before the head.
+        module: Options of `PatchGen`.
 
     Attributes:
         context: Whether outputs include the mean early token, for methods that compare with an unselective reader.
@@ -70,12 +72,8 @@ class Classifier(nn.Module):
         *,
         image_size: int,
         pool: str = "patchgen",
-        refine: str = "ln-linear",
-        attend: str = "all",
-        start: str = "xavier",
-        rho_start: str = "mean",
-        spread: float = 0.35,
         dropout: float = 0.0,
+        **module: Any,
     ) -> None:
         super().__init__()
         if pool not in POOLS:
@@ -86,9 +84,7 @@ class Classifier(nn.Module):
         self.size, self.grid = image_size, backbone.grid(image_size)
         self.select: PatchGen | Selector | None = None
         if pool in ("patchgen", "patchgen-cls"):
-            patches = self.grid[0] * self.grid[1]
-            options = {"refine": refine, "attend": attend, "start": start, "rho_start": rho_start}
-            self.select = PatchGen(backbone.dim, patches, grid=self.grid, spread=spread, **options)  # type: ignore[arg-type]
+            self.select = PatchGen(backbone.dim, self.grid[0] * self.grid[1], grid=self.grid, **module)
         elif pool == "select":
             self.select = Selector(backbone)
         self.drop = nn.Dropout(dropout)
@@ -119,15 +115,15 @@ class Classifier(nn.Module):
     def read(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) -> (B, D) for one vector, (B, 2, D) for cls-mean, (B, P, D) for PatchGen.
 
-        With ``reads_hidden`` also from the stored tokens of the lower blocks (B, T, D).
-
         ``patchgen-cls`` has the class token first: (B, 1 + P, D). With ``context`` the mean early token is appended.
+        With ``reads_hidden``, images may be the stored tokens of the lower blocks (B, T, D).
         """
         if not self.context:
             return self._pooled(self._tokens(images))
-        early: list[Tensor] = []
-        read = self._pooled(self.backbone(images, early.append))
-        return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
+        shown: list[Tensor] = []
+        read = self._pooled(self.backbone(images, shown.append))
+        early = nn.functional.layer_norm(shown[0].detach().float(), shown[0].shape[-1:])
+        return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), early.mean(1, keepdim=True)], 1)
 
     def _tokens(self, inputs: Tensor) -> Tokens:
         """Images (B, 3, H, W), or the stored tokens of their lower blocks (B, T, D) -> tokens."""
@@ -167,11 +163,9 @@ class Classifier(nn.Module):
         """The logits of each of the two vectors that the head reads; their sum counts the bias twice."""
         if self.pool not in PAIRED or not isinstance(self.head, nn.Linear):
             return None
-        first, second = (
-            nn.functional.linear(half, weight, self.head.bias)
-            for half, weight in zip(features.chunk(2, 1), self.head.weight.chunk(2, 1), strict=True)
-        )
-        return first, second
+        (first, second), weights = features.chunk(2, 1), self.head.weight.chunk(2, 1)
+        bias, linear = self.head.bias, nn.functional.linear
+        return linear(first, weights[0], bias), linear(second, weights[1], bias)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what is cached of them: the tokens of ``reads_hidden``, else their ``read``.
@@ -185,11 +179,6 @@ class Classifier(nn.Module):
             return Output(self.head(features), features, shown, own_mask=own, context=context)
         whole = inputs.ndim == 4 or self.reads_hidden
         return self.classify(self.read(inputs) if whole else inputs, mask)
-
-
-def _context(early: Tensor) -> Tensor:
-    """The mean early token (B, D) of layer-normalised patch tokens (B, P, D), without gradient."""
-    return nn.functional.layer_norm(early.detach().float(), early.shape[-1:]).mean(1)
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -319,8 +319,8 @@ def _look(model: nn.Module, dim: int, patch_size: int, grid: tuple[int, int]) ->
     shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else None
     if shape is None or len(shape) != 3 or shape[2] != dim or shape[1] < patches:
         raise ValueError(
-            f"a backbone's last_hidden_state is (B, prefix + P, {dim}) with P = {patches} for {rows} x {columns} patches; "
-            f"that of {kind} is {shape}"
+            f"a backbone's last_hidden_state is (B, prefix + P, {dim}) with P = {patches} for {rows} x {columns} "
+            f"patches; that of {kind} is {shape}"
         )
     return hidden, shape[1] - patches
 

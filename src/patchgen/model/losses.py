@@ -1,8 +1,8 @@
 """Cross-entropy and the three losses of PatchGen, each a mean over the global batch.
 
-Targets are class ids; -1 means "no label and no pseudo-label", and such samples are ignored. If no samples remain, the
-loss is a differentiable zero. On several devices, sums and counts are reduced with gradients: every rank computes the
-loss of the global batch, and the averaged gradient equals that of a single device with the whole batch.
+Targets are class ids; samples with -1 (no label and no pseudo-label) are ignored. If no samples remain, the loss is a
+differentiable zero. On several devices, sums and counts are reduced with gradients: every rank computes the loss of the
+global batch, and the averaged gradient equals that of a single device with the whole batch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,7 @@ def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The main classification loss: mean of -log p(y | z) over the labelled samples of the global batch.
-
-    Args:
-        logits: (B, C).
-        target: (B,) class ids, -1 for none.
-        weight: (B,) optional weights of the samples.
-    """
+    """Mean of -log p(y | z) for logits (B, C) and targets (B,), with optional weights (B,) of the samples."""
     if weight is None:
         total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
     else:
@@ -46,13 +40,12 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) 
 
 
 def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float) -> Tensor:
-    """Mean of (1 - p_y^q) / q over the labelled samples: cross-entropy for q -> 0, 1 - p_y for q = 1.
+    """Mean of (1 - p_y^q) / q: cross-entropy for q -> 0, 1 - p_y for q = 1.
 
     The larger q, the less weight misclassified samples have (Zhang & Sabuncu 2018).
     """
     labelled = target >= 0
-    probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
-    loss = (1 - probability.clamp(min=1e-6) ** q) / q
+    loss = (1 - _probability(logits, target).clamp(min=1e-6) ** q) / q
     return mean_over_ranks((loss * labelled).sum(), labelled.sum())
 
 
@@ -62,20 +55,19 @@ def pseudo_labels(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def selected_confidence(logits: Tensor, target: Tensor) -> Tensor:
-    """L_conf (Eq. 5): minus the mean probability of the target class given the selected representation.
-
-    Args:
-        logits: (B, C) of z+.
-        target: (B,) class ids, -1 for none.
-    """
+    """L_conf (Eq. 5): minus the mean probability of the target class; logits (B, C) of z+, targets (B,)."""
     return -label_probability(logits, target)
 
 
 def label_probability(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean of p(y | z) over the labelled samples of the global batch."""
+    """Mean of p(y | z)."""
     labelled = target >= 0
-    probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
-    return mean_over_ranks((probability * labelled).sum(), labelled.sum())
+    return mean_over_ranks((_probability(logits, target) * labelled).sum(), labelled.sum())
+
+
+def _probability(logits: Tensor, target: Tensor) -> Tensor:
+    """p(y | z) of each sample (B,); that of class 0 where it has no label."""
+    return logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)
 
 
 def class_similarity(features: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
@@ -86,7 +78,7 @@ def class_similarity(features: Tensor, target: Tensor, num_classes: int | None =
 
     Args:
         features: (B, D) selected representations z+.
-        target: (B,) class ids, -1 for none.
+        target: (B,) class ids.
         num_classes: If given, the targets need not be inspected, which would synchronise a GPU.
     """
     if num_classes is None:
@@ -112,18 +104,16 @@ def mask_health(mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-# Reductions over the global batch of several devices. A rank that needs the samples of the others gets them through a
-# sum with gradient; with the averaging of gradients, that equals one device with the whole batch. On a single device
-# these functions do nothing.
+# Reductions over the global batch of several devices, with gradient: with DDP's averaging of gradients they equal one
+# device with the whole batch. On a single device they do nothing.
 
 
 def mean_over_ranks(total: Tensor, count: Tensor) -> Tensor:
-    """The mean over all ranks from each rank's sum and count, with gradient; 0 if the count is 0."""
+    """The mean over all ranks from each rank's sum and count; 0 if the count is 0."""
     return sum_over_ranks(total) / sum_over_ranks(count.to(total.dtype)).clamp(min=1)
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum over all ranks, with gradient: together with DDP's averaging it equals a single device."""
     if not _many_ranks():
         return value
     from torch.distributed.nn.functional import all_reduce
@@ -141,11 +131,10 @@ def max_over_ranks(target: Tensor) -> int:
 
 
 def gather_over_ranks(value: Tensor) -> Tensor:
-    """(B, ...) of each of W ranks -> (W * B, ...) on all of them, with gradient; every rank has the same B."""
+    """(B, ...) of each of W ranks -> (W * B, ...) on all of them; every rank has the same B."""
     if not _many_ranks():
         return value
-    own, empty = dist.get_rank(), torch.zeros_like(value)
-    parts = [value if rank == own else empty for rank in range(dist.get_world_size())]
+    parts = [value if rank == dist.get_rank() else torch.zeros_like(value) for rank in range(dist.get_world_size())]
     return sum_over_ranks(torch.cat(parts))
 
 

@@ -24,13 +24,18 @@ start with the highest scores. Two options change that, one line each:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-REFINE = ("linear", "ln-linear", "linear-ln")
+REFINE: dict[str, Callable[[int], nn.Module]] = {  # the map F
+    "linear": lambda dim: nn.Linear(dim, dim),
+    "ln-linear": lambda dim: nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim)),
+    "linear-ln": lambda dim: nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim)),
+}
 ATTEND = ("all", "selected")
 START = ("xavier", "contrast")
 RHO_START = ("mean", "conv")
@@ -78,8 +83,8 @@ class PatchGen(nn.Module):
         spread: float = 0.35,
     ) -> None:
         super().__init__()
-        options = (("attend", attend, ATTEND), ("start", start, START), ("rho_start", rho_start, RHO_START))
-        for name, value, known in options:
+        choices = {"refine": (refine, REFINE), "attend": (attend, ATTEND), "start": (start, START)}
+        for name, (value, known) in {**choices, "rho_start": (rho_start, RHO_START)}.items():
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         self.attend, self.start, self.spread = attend, start, spread
@@ -98,17 +103,11 @@ class PatchGen(nn.Module):
         if rho_start == "conv":
             nn.init.uniform_(self.rho, -(num_patches**-0.5), num_patches**-0.5)
         self.gate = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.Sigmoid())
-        self.refine = _refinement(refine, dim)
-        self._init_attention()
-
-    def _init_attention(self) -> None:
-        """Xavier initialisation of q, k and v separately: moderate scores that differ between patches.
-
-        With much smaller weights, attention would be uniform and all u_p equal, so the mask could only move as a whole.
-        """
-        for block in self.qkv.weight.chunk(3):
-            nn.init.xavier_uniform_(block)
-        nn.init.xavier_uniform_(self.out.weight)
+        self.refine = REFINE[refine](dim)
+        # Xavier gives scores that differ between patches: with much smaller weights, attention would be uniform and all
+        # u_p equal, so the mask could only move as a whole
+        for weight in (*self.qkv.weight.chunk(3), self.out.weight):
+            nn.init.xavier_uniform_(weight)
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.out.bias)
 
@@ -116,11 +115,10 @@ class PatchGen(nn.Module):
     def calibrate(self, tokens: Tensor) -> None:
         """Scale queries and keys so that the mask scores start with standard deviation ``spread`` on real tokens.
 
-        Backbones differ in the scale of their final LayerNorm. Without calibration, the same Xavier initialisation
-        gives masks from 0.35 to 0.65 on DINOv2, and masks that are saturated before the first step on a supervised
-        ViT-Ti. If the tokens are nearly the same everywhere, so are their scores, and scaling can make them all large:
-        if the mean mask would start outside ``MODERATE``, the query bias subtracts the mean token, which centres the
-        scores near 0.
+        Backbones differ in the scale of their final LayerNorm: the same initialisation gives masks from 0.35 to 0.65 on
+        DINOv2, and masks that are saturated before the first step on a supervised ViT-Ti. If the tokens are nearly the
+        same everywhere, scaling can make all scores large: if the mean mask would start outside ``MODERATE``, the query
+        bias subtracts the mean token, which centres the scores near 0.
         """
         dim = tokens.shape[-1]
         if self.start == "contrast":
@@ -209,7 +207,7 @@ class PatchGen(nn.Module):
         return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
 
     def _grid_of(self, num_patches: int) -> tuple[int, int]:
-        return self.grid if num_patches == self.rho.shape[1] else square_grid(num_patches)
+        return self.grid if num_patches == math.prod(self.grid) else square_grid(num_patches)
 
     def rho_on(self, grid: tuple[int, int]) -> Tensor:
         """The aggregator resized to another patch grid, (D, h * w): bicubic, rescaled so that sums keep their size."""
@@ -237,14 +235,3 @@ def default_heads(dim: int) -> int:
 def _wide(value: Tensor) -> Tensor:
     """Cast to at least float32: half precision is fine for matrix products but too coarse for sums over patches."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
-
-
-def _refinement(kind: str, dim: int) -> nn.Module:
-    parts = {
-        "linear": lambda: nn.Linear(dim, dim),
-        "ln-linear": lambda: nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim)),
-        "linear-ln": lambda: nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim)),
-    }
-    if kind not in parts:
-        raise ValueError(f"refine must be one of {', '.join(REFINE)}, not {kind!r}")
-    return parts[kind]()

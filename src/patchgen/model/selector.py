@@ -3,17 +3,16 @@
     selector = Selector(backbone)
     tokens, mask, shown, early = selector(backbone, images)       # as backbone(images), but CLS is selective
 
-In the last layer every patch token has attended to every other one, so removing patches there removes little
-information. Here the mask is computed after a third of the blocks, where a token still describes mostly its own patch,
-and it acts in all later blocks:
+In the last layer every patch token has attended to every other one. Here the mask is computed after a third of the
+blocks, where a token still describes mostly its own patch, and it acts in all later blocks:
 
     e = LayerNorm(patch tokens of the early block)
     m = sigmoid(mean over heads of <W_q e_p, mean W_k e> / sqrt(d_k) + b)           which patches (Eq. 3)
     r = m^2 / mean m^2                                                              relative weight of each patch
     CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
 
-Attention between patches is unchanged. A uniform m changes nothing: the classifier is then, bit for bit, LayerNorm
-tuning with a linear head. No P x P bias is stored: only the rows of CLS and the registers have one.
+Attention between patches is unchanged, and a uniform m changes nothing. No P x P bias is stored: only the rows of CLS
+and the registers have one.
 """
 
 from __future__ import annotations
@@ -49,14 +48,11 @@ class Selector(nn.Module):
     A network without a class token (SigLIP, ResNet) is pooled by the mean of its last tokens, weighted by r.
 
     Attributes:
-        gain: Exponent of m in the weight r.
-        spread: Standard deviation of the scores at the start.
         contrast: Whether patches unlike their image's mean start with high scores; otherwise random, as published.
         everywhere: Whether the bias also applies to the patches' attention, not only to CLS and the registers.
         sharpen: Optional function that a method applies to log m (B, P) in training passes.
         level: (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that
-            patches above 0.5 are the selected ones (`patchgen.train.close`). While the scale is 0, m itself is
-            displayed. The level does not affect what the classifier reads.
+            patches above 0.5 are the selected ones (`patchgen.train.close`). While the scale is 0, m is displayed.
     """
 
     level: Tensor
@@ -72,7 +68,7 @@ class Selector(nn.Module):
         self.register_buffer("level", torch.zeros(2))
         nn.init.xavier_uniform_(self.key.weight)
         if not backbone.family.convolutional and backbone.num_prefix_tokens:
-            _require_fused_attention(backbone)
+            self._require_fused_attention(backbone)
 
     def score(self, early: Tensor) -> Tensor:
         """The argument of the sigmoid, (B, P). The mean of <q_p, k_q> over q is <q_p, key of the mean token>.
@@ -88,7 +84,7 @@ class Selector(nn.Module):
         """Initialise with contrast: patches unlike the mean of their image score high.
 
         W_q = -W_k, and the biases subtract the mean source token. The scores are then scaled to standard deviation
-        ``spread`` and shifted to mean 0. All of these parameters remain trainable.
+        ``spread`` and shifted to mean 0.
         """
         centre = early.flatten(0, 1).mean(0)  # (D,)
         if self.contrast:
@@ -102,13 +98,29 @@ class Selector(nn.Module):
                 part.bias.mul_((self.spread / spread).sqrt())
         self.shift.sub_(self.score(early).mean())
 
+    @torch.no_grad()
+    def _require_fused_attention(self, backbone: Backbone) -> None:
+        """Run one small image to check that every later block uses the attention function that the mask can act on."""
+        side, later = 4 * backbone.patch_size, len(backbone.blocks) - backbone.early_block
+        weight = next(backbone.parameters())
+        images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
+        probe = _Probe(self, None)
+        with probe:
+            backbone(images, probe.see)
+        calls = probe.lengths.count(2 * (backbone.num_prefix_tokens + 16,))
+        if calls != later:
+            raise ValueError(
+                f"patchgen-select needs a vision transformer with fused attention in each block; {backbone.source!r} "
+                f"({backbone.model_type}) ran it {calls} times in {later} blocks. Choose --method patchgen-attend, "
+                "which selects after the backbone, or another --backbone"
+            )
+
     def forward(
         self, backbone: Backbone, images: Tensor, mask: Tensor | None = None, read: Read | None = None
     ) -> Selected:
-        """Run the backbone with selective attention.
+        """Run the backbone with selective attention on normalised images (B, 3, H, W).
 
         Args:
-            images: (B, 3, H, W), normalised.
             mask: (B, P), replaces the learned mask, for example with the ground truth.
             read: Replaces the plain forward pass of the backbone, for example by one with prompts.
         """
@@ -135,18 +147,13 @@ class _Reading(TorchFunctionMode):
 
     def see(self, early: Tensor) -> None:
         self.early = F.layer_norm(early.float(), early.shape[-1:])
-        given, selector = self.given, self.selector
+        given, selector, (scale, shift) = self.given, self.selector, self.selector.level
         log_mask = F.logsigmoid(selector.score(self.early).float()) if given is None else log_of(given)
         self.mask = log_mask.exp() if given is None else given
         self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
-        self.shown = self._shown()
+        calibrated = torch.where(scale > 0, (scale * self.bias + shift).sigmoid(), self.mask)
+        self.shown = calibrated if given is None else given
         self.acts = given is None or bool((given != given[:, :1]).any())  # a uniform mask changes nothing
-
-    def _shown(self) -> Tensor:
-        if self.given is not None:
-            return self.given
-        level = self.selector.level
-        return torch.where(level[0] > 0, (level[0] * self.bias + level[1]).sigmoid(), self.mask)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -169,13 +176,13 @@ class _Reading(TorchFunctionMode):
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
 
-        def rows(start: int, end: int | None, added: Tensor | None) -> Tensor:
-            mask = added if whole is None else whole[..., start:end, :] + (0 if added is None else added)
-            return F.scaled_dot_product_attention(q[..., start:end, :], k, v, attn_mask=mask, **options)
+        def rows(part: slice, added: Tensor | None) -> Tensor:
+            mask = added if whole is None else whole[..., part, :] + (0 if added is None else added)
+            return F.scaled_dot_product_attention(q[..., part, :], k, v, attn_mask=mask, **options)
 
         if self.selector.everywhere:
-            return rows(0, None, bias)
-        return torch.cat([rows(0, before, bias), rows(before, None, None)], -2)
+            return rows(slice(None), bias)
+        return torch.cat([rows(slice(before), bias), rows(slice(before, None), None)], -2)
 
 
 def log_of(mask: Tensor) -> Tensor:
@@ -188,36 +195,14 @@ def relative(log_weight: Tensor) -> Tensor:
     return log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(log_weight.shape[1])
 
 
-@torch.no_grad()
-def _require_fused_attention(backbone: Backbone) -> None:
-    """Run one small image to check that every later block uses the attention function that the mask can act on."""
-    side, blocks = 4 * backbone.patch_size, len(backbone.blocks)
-    weight = next(backbone.parameters())
-    images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
-    reading = _Probe(backbone.num_prefix_tokens + 16)
-    with reading:
-        backbone(images, reading.see)
-    if reading.calls != blocks - backbone.early_block:
-        raise ValueError(
-            f"patchgen-select needs a vision transformer with fused attention in each block; {backbone.source!r} "
-            f"({backbone.model_type}) ran it {reading.calls} times in {blocks - backbone.early_block} blocks. "
-            "Choose --method patchgen-attend, which selects after the backbone, or another --backbone"
-        )
+class _Probe(_Reading):
+    """Leaves attention as it is, and stores its numbers of queries and keys."""
 
-
-class _Probe(TorchFunctionMode):
-    """Counts the calls of attention over all tokens after the early block."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens, self.calls, self.early = tokens, 0, False
+    lengths: list[tuple[int, int]]
 
     def see(self, early: Tensor) -> None:
-        self.early = True
+        self.acts, self.lengths = True, []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention and self.early:
-            self.calls += args[0].shape[-2] == args[1].shape[-2] == self.tokens
-        return func(*args, **(kwargs or {}))
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        self.lengths.append((q.shape[-2], k.shape[-2]))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)

@@ -6,11 +6,10 @@
     2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are the input of L_ms
 
 The rest is as in PatchGen: z+ = F(g(r+) * r+), then the head. A variant is a PatchGen without the parts that its row
-lacks; the other parts keep PatchGen's initial values, so that all rows of a seed start from the same weights. The paper
-names these rows without formulas; the formulas are our interpretation.
+lacks, with the same initial values. The paper names these rows without formulas; the formulas are our interpretation.
 
-All variants return PatchGen's output. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its
-scaled scores, which do not weight the patches. A mask passed by the caller weights the patches in every variant.
+Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled scores, which do not weight the
+patches. A mask passed by the caller weights the patches in every variant.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from patchgen.model.patchgen import PatchGen, PatchGenOutput
 
 V = TypeVar("V", bound="Variant")
+Grid = tuple[int, int]
 
 
 class Variant(PatchGen):
@@ -41,9 +41,16 @@ class Variant(PatchGen):
         """The variant with the initial values of a PatchGen, and the same ``refine``."""
         dim, patches = whole.rho.shape
         variant = cls(dim, patches, grid=whole.grid, num_heads=whole.num_heads, refine=refine)
-        own = variant.state_dict()
-        variant.load_state_dict(own | {name: value for name, value in whole.state_dict().items() if name in own})
+        variant.load_state_dict(whole.state_dict(), strict=False)
         return variant
+
+    def forward(self, tokens: Tensor, grid: Grid | None = None, mask: Tensor | None = None) -> PatchGenOutput:
+        grid = grid or self._grid_of(tokens.shape[1])
+        return self._represent(*self._select(tokens, grid, mask))
+
+    def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The mask (B, P), r+ and r- (B, D)."""
+        raise NotImplementedError
 
 
 class WithoutAttention(Variant):
@@ -62,19 +69,14 @@ class StaticMask(WithoutAttention):
         super().__init__(dim, num_patches, **options)
         self.position = nn.Parameter(torch.zeros(num_patches))  # a
 
-    def forward(
-        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
-    ) -> PatchGenOutput:
-        grid = grid or self._grid_of(tokens.shape[1])
-        mask = self._shared_mask(grid).expand(len(tokens), -1) if mask is None else mask  # (B, P)
-        return self._represent(mask, *self._aggregate(tokens, mask, self.rho_on(grid)))
-
-    def _shared_mask(self, grid: tuple[int, int]) -> Tensor:
-        """sigmoid(a) on a patch grid, bicubic between the trained positions: (h * w,)."""
-        if tuple(grid) == self.grid:
-            return self.position.sigmoid()
-        image = self.position.view(1, 1, *self.grid)
-        return F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False).flatten().sigmoid()
+    def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if mask is None:
+            position = self.position  # (P,)
+            if tuple(grid) != self.grid:
+                image = position.view(1, 1, *self.grid)
+                position = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False).flatten()
+            mask = position.sigmoid().expand(len(tokens), -1)
+        return mask, *self._aggregate(tokens, mask, self.rho_on(grid))
 
 
 class ChannelMask(WithoutAttention):
@@ -86,12 +88,10 @@ class ChannelMask(WithoutAttention):
         super().__init__(dim, num_patches, **options)
         self.channel = nn.Parameter(torch.zeros(dim))  # b
 
-    def forward(
-        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
-    ) -> PatchGenOutput:
+    def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         mask = tokens.new_ones(tokens.shape[:2]) if mask is None else mask  # (B, P)
         selected = self.channel.sigmoid() * (mask.to(tokens).unsqueeze(2) * tokens).mean(1)  # (B, D)
-        return self._represent(mask, selected, tokens.mean(1) - selected)
+        return mask, selected, tokens.mean(1) - selected
 
 
 class PlainAttention(Variant):
@@ -101,16 +101,13 @@ class PlainAttention(Variant):
         super().__init__(dim, num_patches, **options)
         self.rho.requires_grad_(False)
 
-    def forward(
-        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
-    ) -> PatchGenOutput:
-        rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
+    def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
         weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask  # (B, P)
-        shown = self._shown(q, k, weight) if mask is None else mask
-        return self._represent(shown, *self._aggregate(self._context(q, k, v), weight, rho))
+        reported = self._reported(q, k, weight) if mask is None else mask
+        return reported, *self._aggregate(self._context(q, k, v), weight, self.rho_on(grid))
 
-    def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+    def _reported(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
         """The reported mask (B, P)."""
         return weight
 
@@ -118,7 +115,7 @@ class PlainAttention(Variant):
 class ScaledAttention(PlainAttention):
     """Row 2.4: reports the scores of Eq. 3 before the sigmoid, scaled to [0, 1] within each image."""
 
-    def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+    def _reported(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
         score = self._score(q, k)  # (B, P)
         low, high = score.aminmax(dim=1, keepdim=True)
         return (score - low) / (high - low).clamp(min=torch.finfo(score.dtype).tiny)  # equal scores are all 0
