@@ -71,14 +71,6 @@ def test_equals_scikit_learn_from_the_same_start(dtype: torch.dtype) -> None:
     assert ours.inertia == pytest.approx(theirs.inertia_, rel=1e-5)
 
 
-def test_labelled_points_alone_can_be_the_whole_answer() -> None:
-    """K = K_l: nothing is drawn. One step by hand: class means 0 and 10, the points 1 and 7 join them."""
-    found = SemiSupervisedKMeans(2, tolerance=0).fit([[1.0], [7.0]], [[0.0], [10.0]], ["near", "far"])
-    assert found.labelled_classes == ["far", "near"] and found.assignment.tolist() == [1, 0]
-    torch.testing.assert_close(found.centres, torch.tensor([[8.5], [0.5]]))
-    assert found.inertia == pytest.approx(4 * 0.25 + 2 * (1.5**2) - 2 * 0.25)
-
-
 def test_far_from_the_origin_float32_still_tells_points_apart() -> None:
     x, label = blobs(4, 20, dtype=torch.float32)
     near, far = SemiSupervisedKMeans(4).fit(x), SemiSupervisedKMeans(4).fit(x + 3000)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import make_method
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import POOLS, Classifier
+from patchgen.model.patchgen import PatchGen
 from patchgen.model.tuning import set_tuning
 
 SIZE = 56  # 4 x 4 patches of the tiny backbone
@@ -79,22 +84,59 @@ def test_complementary_logits_carry_no_gradient(images: Tensor) -> None:
     assert out.logits.requires_grad and out.mask is not None and out.mask.requires_grad
 
 
-def test_gradients_reach_what_is_tuned_and_nothing_else(images: Tensor) -> None:
-    model = make("patchgen", tune="layernorm")
-    model(images).logits.square().sum().backward()
-    norms = {f"backbone.{n}" for n, m in model.backbone.named_modules() if isinstance(m, nn.LayerNorm)}
-    for name, parameter in model.named_parameters():
-        learns = not name.startswith("backbone.") or name.rsplit(".", 1)[0] in norms
-        assert (parameter.grad is not None) == learns, name
-
-
-def test_another_image_size_has_its_own_grid() -> None:
-    model = make("patchgen", image_size=84)
-    assert model.grid == (6, 6) and model.select is not None and model.select.rho.shape == (64, 36)
-
-
 def test_mistakes_name_the_fix() -> None:
     with pytest.raises(ValueError, match="pool must be one of cls, .*, select, not 'max'"):
         make("max")
     with pytest.raises(ValueError, match="multiples of the patch size 14"):
         make("patchgen", image_size=60)
+
+
+# Pools whose head reads two vectors
+
+
+@pytest.mark.parametrize("pool", ["cls-mean", "patchgen-cls"])
+def test_logits_are_the_sum_of_two_heads(pool: str, images: Tensor) -> None:
+    model = make(pool)
+    tokens, out, dim = model.backbone(images), model(images), model.backbone.dim
+    if pool == "cls-mean":
+        first, second = tokens.cls, tokens.patches.mean(1)
+    else:
+        assert isinstance(model.select, PatchGen)
+        first, second = model.select(tokens.patches).selected, tokens.cls
+    weight, bias = model.head.weight, model.head.bias
+    torch.testing.assert_close(out.logits, first @ weight[:, :dim].T + second @ weight[:, dim:].T + bias)
+    assert out.halves is not None
+    torch.testing.assert_close(out.halves[0], first @ weight[:, :dim].T + bias)
+    torch.testing.assert_close(out.halves[1], second @ weight[:, dim:].T + bias)
+
+
+def test_the_class_token_is_the_same_whatever_the_mask(images: Tensor) -> None:
+    model = make("patchgen-cls")
+    none = torch.full((2, 16), 0.5)
+    with_mask, without = model(images, mask=torch.ones(2, 16)), model(images, mask=none)
+    assert with_mask.halves is not None and without.halves is not None
+    torch.testing.assert_close(with_mask.halves[1], without.halves[1])
+    assert not torch.allclose(with_mask.halves[0], without.halves[0])
+
+
+@pytest.mark.parametrize(("name", "pool"), [("lp-ln", "cls-mean"), ("patchgen-cls", None)])
+def test_each_vector_classifies_by_itself(name: str, pool: str | None, images: Tensor) -> None:
+    config = Config("data", unseen="a", method=name, pool=pool, lambda_conf=0.0)  # type: ignore[arg-type]
+    model, label = make(pool or name), torch.tensor([0, 2])
+    batch = Batch(images, label, torch.zeros(2, dtype=torch.long), torch.arange(2))
+    out = model(images)
+    terms = make_method(config).losses(out, batch)
+    assert out.halves is not None
+    expected = F.cross_entropy(out.halves[0], label) + F.cross_entropy(out.halves[1], label)
+    torch.testing.assert_close(terms["halves"], expected)
+    torch.testing.assert_close(terms["main"], F.cross_entropy(out.logits, label))
+
+
+def test_mask_losses_read_the_selected_half_alone(images: Tensor) -> None:
+    config = Config("data", unseen="a", method="patchgen-cls", lambda_conf=1.0)
+    model, label = make("patchgen-cls"), torch.tensor([0, 2])
+    out = model(images)
+    terms = make_method(config).losses(out, Batch(images, label, torch.zeros(2, dtype=torch.long), torch.arange(2)))
+    assert out.halves is not None
+    probability = out.halves[0].softmax(1)[torch.arange(2), label]
+    torch.testing.assert_close(terms["L_conf"], -probability.mean())

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.model.losses import mask_suppression
 from patchgen.model.patchgen import PatchGen, PatchGenOutput
 from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
 
@@ -125,14 +124,6 @@ def test_what_learns_is_what_its_row_has_and_gradients_reach_it(kind: type[Varia
     assert reached == {n for n, p in module.named_parameters() if p.requires_grad} == PARTS[kind]
 
 
-def test_mask_suppression_reaches_queries_and_keys_of_row_2_4_and_nothing_else() -> None:
-    module = make(ScaledAttention)
-    mask_suppression(module(tokens()).mask, 0.5).backward()
-    reached = {n for n, p in module.named_parameters() if p.grad is not None and p.grad.any()}
-    assert reached == {"qkv.weight", "qkv.bias"}
-    assert not module.qkv.weight.grad[2 * DIM :].any()  # the values
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("refine", ["linear", "ln-linear", "linear-ln"])
 def test_shared_parts_start_with_patchgens_values(kind: type[Variant], refine: str) -> None:
@@ -148,18 +139,6 @@ def test_other_grids(kind: type[Variant]) -> None:
     module = make(kind)
     assert module(tokens(16)).mask.shape == (4, 16)
     assert module(tokens(8), grid=(2, 4)).selected.shape == (4, DIM)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_calibration_sets_the_scores_where_there_are_any(kind: type[Variant]) -> None:
-    module = kind.of(PatchGen(DIM, PATCHES, num_heads=HEADS), "ln-linear").double()
-    module.spread = 0.2
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    module.calibrate(tokens())
-    if kind in (PlainAttention, ScaledAttention):
-        assert float(context_and_scores(module, tokens())[1].std()) == pytest.approx(0.2)
-    else:
-        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 def test_the_static_mask_is_resized_before_the_sigmoid() -> None:

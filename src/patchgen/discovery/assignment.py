@@ -31,17 +31,12 @@ class Contingency(NamedTuple):
 
 
 def clustering_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> ClusteringAccuracy:
-    """Accuracy under one Hungarian match over all samples.
-
-    If several matches are equally good for all samples, known and unknown are those of one of them.
+    """Accuracy under one Hungarian match over all samples; of equally good matches, one of them.
 
     Args:
         y_true: class of each sample (N,); list, array or tensor of any hashable ids.
         y_pred: cluster of each sample (N,); its ids need not be those of the classes.
         known_classes: ids of the classes that had labels; they need not occur in ``y_true``.
-
-    Raises:
-        ValueError: no samples, another number of clusters than classes given, or a mask in place of class ids.
 
     Example:
         >>> clustering_accuracy(["cat", "cat", "dog", "eel"], [7, 7, 3, 3], known_classes=["cat"])

@@ -25,11 +25,11 @@ BLOCK = 1 << 20  # distances held at once
 class SemiSupervisedKMeans:
     """K-means in which labelled points keep their class's cluster.
 
-    The same seed gives the same clusters. A cluster that loses all members restarts at the farthest unlabelled point.
+    A cluster that loses all members restarts at the farthest unlabelled point.
 
     Args:
         num_clusters: K, at least the number of labelled classes.
-        inits: runs with newly drawn centres; the one with the lowest inertia is kept.
+        inits: runs with newly drawn centres; the one with the lowest inertia counts.
         iterations: maximum number of steps of a run.
         tolerance: a run ends when (sum over k of |change of centre k|)^2 is at most this.
         seed: of the draws; run i of a seed is the same whatever `inits`.
@@ -71,10 +71,16 @@ class SemiSupervisedKMeans:
         shift = points.mean(0, dtype=torch.float64).to(points.dtype)
         x, origin = points - shift, shift.double()
         pinned = pinned._replace(means=pinned.means - origin)
-        if start is not None:
-            drawn = [_check_start(start, missing, points) - origin]
-        else:
+        if start is None:
             drawn = [self._draw(x, pinned, missing, run) for run in range(self.inits if missing else 1)]
+        else:
+            first = check_features(start, "start")
+            if first.shape != (missing, x.shape[1]):
+                raise ValueError(
+                    f"start must hold the {missing} centres without a labelled class, shape ({missing}, {x.shape[1]}), "
+                    f"not {tuple(first.shape)}"
+                )
+            drawn = [first.to(x.device, torch.float64) - origin]
         runs = [self._descend(x, pinned, torch.cat((pinned.means, others))) for others in drawn]
         centres, self.inertia = min(runs, key=lambda run: run[1])  # ties: the first
         self.centres = (centres + origin).to(x.dtype)
@@ -119,8 +125,10 @@ class SemiSupervisedKMeans:
         free = torch.ones(len(x), dtype=torch.float64, device=x.device)
         weight = nearest(x, pinned.means.to(x), squares)[0] if len(pinned.means) else free
         rows: list[int] = []
-        for _ in range(missing):
-            row = _draw_row(weight if weight.sum() > 0 else free, rng)
+        for _ in range(missing):  # rows with probability proportional to their weight
+            total = (weight if weight.sum() > 0 else free).cumsum(0, dtype=torch.float64)
+            row = int(torch.searchsorted(total, total[-1] * rng.random(), right=True))  # right: never one of weight 0
+            row = min(row, len(x) - 1)
             rows.append(row)
             distance = nearest(x, x[row : row + 1], squares)[0]
             weight = distance if weight is free else torch.minimum(weight, distance)
@@ -241,23 +249,6 @@ def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters:
         sizes[cluster] += 1
         member[row] = cluster
     return member
-
-
-def _draw_row(weight: Tensor, rng: np.random.Generator) -> int:
-    """A row with probability proportional to its weight."""
-    total = weight.cumsum(0, dtype=torch.float64)
-    row = torch.searchsorted(total, total[-1] * rng.random(), right=True)  # right: never a row of weight 0
-    return min(int(row), len(weight) - 1)
-
-
-def _check_start(start: Any, missing: int, x: Tensor) -> Tensor:
-    centres = check_features(start, "start").to(x.device, torch.float64)
-    if centres.shape != (missing, x.shape[1]):
-        raise ValueError(
-            f"start must hold the {missing} centres without a labelled class, shape ({missing}, {x.shape[1]}), not "
-            f"{tuple(centres.shape)}"
-        )
-    return centres
 
 
 def _check_width(x: Tensor, width: int, name: str) -> None:

@@ -33,8 +33,6 @@ SEED = 0  # for every randomly initialised backbone
 
 
 class Tokens(NamedTuple):
-    """The output of a backbone for a batch."""
-
     patches: Tensor  # (B,P,D) after the final LayerNorm, prefix tokens removed, row-major patch order
     cls: Tensor  # (B,D); the mean of the grid for networks without a class token
     grid: tuple[int, int]
@@ -70,8 +68,7 @@ class Backbone(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks; the stages of a convolutional network."""
-        blocks: nn.ModuleList = self.model.get_submodule(self.family.blocks)
-        return blocks
+        return self.model.get_submodule(self.family.blocks)  # type: ignore[no-any-return]
 
     def checkpoint_activations(self) -> None:
         """Store only each block's input, and recompute the block in the backward pass: less memory, same gradients."""
@@ -89,7 +86,7 @@ class Backbone(nn.Module):
         self.mean, self.std, self.interpolation, self.assumed = pixels
 
     def use_imagenet(self) -> None:
-        """Use the normalisation of the published protocols, whatever the backbone was trained with."""
+        """Use the pixels of the published protocols, whatever the backbone was trained with."""
         self.expect(Pixels(*IMAGENET))
 
     def record(self) -> dict[str, Any]:
@@ -98,13 +95,12 @@ class Backbone(nn.Module):
 
     @property
     def description(self) -> str:
-        """What was loaded, with its licence and notes."""
+        """What was loaded, with its notes."""
         notes = "; ".join(note for note in (self.note, self.assumed) if note)
         return f"{self.resolved} ({notes})" if notes else self.resolved
 
     @property
     def frozen(self) -> bool:
-        """True if no parameter of the backbone is trainable."""
         return not any(parameter.requires_grad for parameter in self.parameters())
 
     def grid(self, image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -160,13 +156,12 @@ class Backbone(nn.Module):
     def upper(self, hidden: Tensor, image_size: int) -> Tokens:
         """The result of `lower` -> tokens, by the blocks from `tuned_from` on."""
         path, _, name = self.family.blocks.rpartition(".")
-        parent, grid = self.model.get_submodule(path), self.grid(image_size)
-        blocks = getattr(parent, name)
+        parent, blocks = self.model.get_submodule(path), self.blocks
         blank = hidden.new_zeros(1, 3, image_size, image_size)  # embedded, so that each family's own loop can be used
         setattr(parent, name, blocks[self.tuned_from :])
         try:
             with on_input(blocks[self.tuned_from], lambda embedded: hidden):
-                return self._tokens(self._hidden(blank), grid)
+                return self._tokens(self._hidden(blank), self.grid(image_size))
         finally:
             setattr(parent, name, blocks)
 
@@ -215,9 +210,8 @@ def load_backbone(
 
     Args:
         source: a name of `BACKBONES`; `auto` (official DINOv2-S with registers, else the registry's); a hub id
-            `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
-            `patchgen.model.generic` detects them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
-            with timm's ViT or Meta's DINOv2 names; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
+            `org/name`; a folder of transformers, or in timm's layout with a plain ViT; a `.safetensors` file with the
+            names of timm's ViT, Meta's DINOv2 or a RegNetY; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
             `patchgen[timm]`; or a model object of transformers or timm, which is copied.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
         image_size: checked against the patch size before anything is loaded.
@@ -254,27 +248,22 @@ def _load(
         return _random(source)
     if source == "registry":
         return _from_registry(source, weights.fetch(progress=progress))
-    if source in BACKBONES:
-        return _named(source)
-    if path.is_dir():
-        return _from_folder(source, path, f"folder {path.name}")
-    if path.is_file() or path.suffix == ".safetensors":
-        return Backbone(read_file(path), Origin(source, f"file {path.name}"))
-    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        return _from_hub(source, source)
-    plugins.load_all()
-    if source in BACKBONES:
-        return _named(source)
-    raise ValueError(_unknown(source))
-
-
-def _named(source: str) -> Backbone:
+    if source not in BACKBONES:
+        if path.is_dir():
+            return _from_folder(source, path, f"folder {path.name}")
+        if path.is_file() or path.suffix == ".safetensors":
+            return Backbone(read_file(path), Origin(source, f"file {path.name}"))
+        if source.count("/") == 1 and not source.startswith((".", "/", "~")):
+            return _from_hub(source, source)
+        plugins.load_all()
+    if source not in BACKBONES:
+        raise ValueError(_unknown(source))
     spec = BACKBONES[source]
+    if spec.make is not None:
+        return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
     if spec.family == timm.MODEL_TYPE:
         return _from_timm(source, spec.config["name"], pretrained=True)
-    if spec.make is None:
-        return _from_hub(source, spec.hub_id)
-    return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
+    return _from_hub(source, spec.hub_id)
 
 
 def _unknown(source: str) -> str:

@@ -35,7 +35,7 @@ FIRST_DEVIATION = 0.02  # initial standard deviation of learned prompt vectors, 
 
 
 class TextTower(nn.Module):
-    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may replace the first words."""
+    """Token ids (C, L) -> unit vectors (C, E), always frozen and in eval mode."""
 
     def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
         super().__init__()
@@ -90,7 +90,6 @@ class TextTower(nn.Module):
             handle.remove()
 
     def train(self, mode: bool = True) -> TextTower:
-        """Always in eval mode, as it is frozen."""
         return super().train(False)
 
 
@@ -164,7 +163,7 @@ def _folder(source: str) -> Path:
 
 
 class Written(nn.Module):
-    """Fixed sentences: encoded once, after which the text tower is not needed."""
+    """Fixed sentences (C, E), after which the text tower is not needed."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -172,7 +171,6 @@ class Written(nn.Module):
         self.register_buffer("features", features.detach(), persistent=False)
 
     def forward(self) -> Tensor:
-        """(C, E)"""
         return self.features
 
 
@@ -200,13 +198,8 @@ class Learned(nn.Module):
 class ClassVectors(nn.Module):
     """Features (B, D) -> exp(scale) * <f, v_c> (B, C), with f the unit image vector and v_c one vector per class.
 
-    Checkpoints contain the whole head, so a trained run predicts without the text tower.
-
-    Args:
-        projection: Of images, D -> E.
-        scale: Logarithm of the factor on the products.
-        vectors: (C, E), of any length.
-        tuned: Whether the projection is trained.
+    Checkpoints contain the whole head, so a trained run predicts without the text tower. ``projection`` (D -> E) is
+    that of images, trained if ``tuned``; ``vectors`` (C, E) have any length.
     """
 
     def __init__(self, projection: nn.Linear, scale: Tensor, vectors: Tensor, *, tuned: bool) -> None:
@@ -214,8 +207,7 @@ class ClassVectors(nn.Module):
         self.in_features, self.out_features = projection.in_features, len(vectors)
         weight = projection.weight.detach().clone()
         self.weight = nn.Parameter(weight) if tuned else None
-        constants = {"scale": scale, "vectors": vectors} | ({} if tuned else {"weight": weight})
-        self.constants = Saved(constants)
+        self.constants = Saved({"scale": scale, "vectors": vectors} | ({} if tuned else {"weight": weight}))
 
     @classmethod
     def like(cls, saved: Mapping[str, Tensor]) -> ClassVectors:
@@ -227,12 +219,10 @@ class ClassVectors(nn.Module):
 
     @property
     def vectors(self) -> Tensor:
-        """(C, E)"""
         return self.constants["vectors"]
 
     @property
     def scale(self) -> Tensor:
-        """Logarithm of the factor on the products."""
         return self.constants["scale"]
 
     def forward(self, features: Tensor) -> Tensor:
@@ -243,13 +233,7 @@ class ClassVectors(nn.Module):
 
 
 class ClipHead(nn.Module):
-    """Features (B, D) -> exp(scale) * cosine with each class's sentence (B, C).
-
-    Args:
-        text: Provides the projection and the scale.
-        sentences: A module that returns the unit vectors (C, E).
-        num_classes: C.
-    """
+    """Features (B, D) -> exp(scale) * cosine with each class's sentence (B, C); ``sentences()`` are unit (C, E)."""
 
     def __init__(self, text: ClipText, sentences: nn.Module, num_classes: int) -> None:
         super().__init__()

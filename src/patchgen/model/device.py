@@ -26,11 +26,7 @@ BACKEND = "inductor"
 
 
 def find_device(accelerator: str = "auto") -> torch.device:
-    """The device of `--accelerator`: `auto` is the first GPU, else Apple's, else the CPU.
-
-    Raises:
-        ValueError: no such device on this machine.
-    """
+    """The device of `--accelerator`: `auto` is the first GPU, else Apple's, else the CPU; ValueError if not there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
     if name == "auto":
@@ -49,12 +45,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 class SingleDevice:
-    """One device.
-
-    Args:
-        accelerator: As `find_device`.
-        precision: `32-true`, or `bf16-mixed` for autocast to bfloat16.
-    """
+    """One device; precision `32-true`, or `bf16-mixed` for autocast to bfloat16."""
 
     world_size, global_rank, is_global_zero = 1, 0, True
 
@@ -65,14 +56,12 @@ class SingleDevice:
         return work(self)
 
     def setup(self, model: nn.Module) -> nn.Module:
-        """The model on the device; its passes compute in the precision."""
         return _Mixed(model.to(self.device), self) if self.half else model.to(self.device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def to_device(self, tensors: Any) -> Any:
-        """A tensor, or a dict of tensors."""
         if isinstance(tensors, dict):
             return {name: send(tensor, self.device) for name, tensor in tensors.items()}
         return send(tensors, self.device)

@@ -8,9 +8,8 @@ A config.json can name code (`auto_map`), kernels to download (`_attn_implementa
 these reach a loader: only plain values of fields that the model type's own config class declares are used.
 
 A model is supported if its config has hidden_size, patch_size and num_hidden_layers, and its `last_hidden_state` is
-(B, prefix + P, D) with the same number of prefix tokens for every P. Two small passes determine the rest: the final
-LayerNorm, whether it was applied to the tokens (if a model normalises only its pooled vector, the tokens get the same
-norm, as with CLIP; if it has none, they are used unchanged), and the parts that do not affect the tokens.
+(B, prefix + P, D) with the same number of prefix tokens for every P. Small passes find the final LayerNorm (a norm of
+the pooled vector alone is given to the tokens, as with CLIP) and the parts that do not affect the tokens.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ CONVOLUTIONAL = {
 
 
 class Traits(NamedTuple):
-    """What was detected about a model."""
-
     family: Family
     dim: int
     patch_size: int
@@ -82,10 +79,7 @@ def on_input(module: nn.Module, act: Callable[[Tensor], Tensor]) -> RemovableHan
 
 
 def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Call ``act`` with a module's output in every pass; a tensor that it returns replaces the output.
-
-    Most blocks return a tensor, those of data2vec a tuple that starts with it.
-    """
+    """Call ``act`` with a module's output (or the first of a tuple) in every pass; what it returns replaces it."""
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
         several = isinstance(output, tuple)
@@ -104,10 +98,7 @@ def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
 
 @functools.cache
 def hide_broken_torchvision() -> None:
-    """Call before models of transformers are imported: they import torchvision if it is installed.
-
-    One that does not fit torch, for which torch's own errors give no fix, counts as absent: nothing here needs it.
-    """
+    """Call before models of transformers are imported: a torchvision that does not fit torch counts as absent."""
     try:
         import torchvision  # noqa: F401
     except Exception:  # absent; or built for another torch, which fails with more than ImportError
@@ -195,11 +186,7 @@ def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, d
 
 
 def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
-    """The vision model in a transformers folder, without its unused parts.
-
-    Args:
-        about: Its config.json.
-        families: Supported model types, for the message.
+    """The vision model in a transformers folder with the config.json ``about``, without its unused parts.
 
     Raises:
         ValueError: transformers does not know it, its files are damaged, or they do not provide all weights.
@@ -224,11 +211,7 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
 
 
 def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A randomly initialised model of any type known to transformers, without its unused parts.
-
-    Args:
-        state: The tensors it will get, which bound its size.
-    """
+    """A random model of any type known to transformers, without unused parts; its future tensors bound its size."""
     config = _config_of({**given, "model_type": model_type})
     kind = _model_class(config)
     if state is not None:

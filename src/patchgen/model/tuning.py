@@ -76,20 +76,13 @@ def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
 
 
 class AttentionLayers(NamedTuple):
-    """The linear layers of a block's attention."""
-
     inputs: list[nn.Linear]  # query, key, value; or one layer whose output is all three
     out: nn.Linear
 
 
 def attention_layers(backbone: Backbone) -> list[AttentionLayers]:
-    """The attention layers of each block.
-
-    Raises:
-        ValueError: the backbone is convolutional, or its layers have unknown names.
-    """
-    blocks = () if backbone.family.convolutional else backbone.blocks
-    layers = [_layers_of(block) for block in blocks]
+    """The attention layers of each block; ValueError if the backbone is convolutional, or their names are unknown."""
+    layers = [] if backbone.family.convolutional else [_layers_of(block) for block in backbone.blocks]
     if not layers or None in layers:
         raise ValueError(
             f"this needs the attention layers of a vision transformer, and backbone {backbone.source!r} "

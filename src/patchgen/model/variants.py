@@ -71,7 +71,7 @@ class StaticMask(WithoutAttention):
 
     def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if mask is None:
-            position = self.position  # (P,)
+            position: Tensor = self.position  # (P,)
             if tuple(grid) != self.grid:
                 image = position.view(1, 1, *self.grid)
                 position = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False).flatten()

