@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +81,7 @@ def test_a_baseline_has_no_mask(tiny_run: MakeRun, image_folder: Path, tmp_path:
 def test_a_file_that_answers_otherwise_is_not_left(
     tiny_run: MakeRun, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_module, "_write", lambda _, path: shutil.copy(exported, path))
+    monkeypatch.setattr(export_module, "write_graph", lambda *words: shutil.copy(exported, words[-1]))
     (tmp_path / "model.onnx").write_text("an older file")
     with pytest.raises(
         ValueError, match="differ from the model's .probabilities by .*, allowed"
@@ -92,22 +91,23 @@ def test_a_file_that_answers_otherwise_is_not_left(
     assert (tmp_path / "model.onnx").read_text() == "an older file"
 
 
-def test_not_a_number_is_no_agreement(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [replace(one, probabilities=np.full(3, np.nan)) for one in predictor.score(drawn_images(1, 56))]
-    monkeypatch.setattr(predictor, "score", lambda images: broken)
-    gap = export_module.compare(predictor, lambda part: {"probabilities": np.ones((1, 3))}, drawn_images(1, 56))
-    assert np.isnan(gap["probabilities"])
-
-
-def test_what_is_allowed_is_the_networks_own_rounding(predictor: Predictor) -> None:
-    noise = export_module.float32_noise(predictor, drawn_images(3, 56))
+def test_what_is_allowed_is_the_networks_own_rounding(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = drawn_images(1, 56)
+    noise = export_module._float32_noise(predictor, images)
     assert set(noise) == {"probabilities", "mask"} and all(1e-9 < value < 1e-5 for value in noise.values())
-    rough = {"probabilities": 1e-3, "mask": 1e-4}
-    assert export_module.judged(rough, {"probabilities": 1e-4, "mask": 1e-5}, "it")["mask"].allowed == 2e-4
-    for allowed, value in ((1e-5, 1e-3), (1.0, 0.02), (0.0, float("nan"))):  # never a percent, and nan is far
-        with pytest.raises(ValueError, match="differ from the model's"):
-            export_module.judged({"mask": value}, {"mask": allowed}, "it")
     assert next(predictor.model.parameters()).dtype == torch.float32
+    [truth] = predictor.score(images)
+
+    def verified(gap: float, rounding: float) -> float:
+        monkeypatch.setattr(export_module, "_float32_noise", lambda *_: {"mask": rounding})
+        return export_module._verified(predictor, images, lambda _: {"mask": truth.mask[None] + gap}, "it")[
+            "mask"
+        ].allowed
+
+    assert verified(1e-4, 1e-5) == 2e-4
+    for gap, rounding in ((1e-3, 1e-5), (0.02, 1.0), (float("nan"), 0.0)):  # never a percent, and nan is far
+        with pytest.raises(ValueError, match="outputs of it differ from the model's .mask by"):
+            verified(gap, rounding)
 
 
 def test_the_model_stays_what_it_was(predictor: Predictor, exported: Path, tiny_run: MakeRun) -> None:

@@ -28,7 +28,7 @@ def written(folder: Path, ending: str) -> Path:
 def check_upload(file: Path) -> None:
     """As the viewer does; without its extra the rest of a test has passed."""
     pytest.importorskip("uvicorn")
-    from patchgen.viewer.guard import Limits
+    from patchgen.viewer import Limits
     from patchgen.viewer.uploads import check_image
 
     check_image(file.name, file.read_bytes(), Limits())

@@ -93,8 +93,7 @@ def test_training_and_use_see_the_same_pixels(
     stained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from patchgen.data.images import ImageStore, decode
-    from patchgen.fit.left_out import predictions_at
-    from patchgen.fit.procedure import fit
+    from patchgen.fit.procedure import fit, predictions_at
     from patchgen.predict.export import export, export_wsinfer
     from patchgen.predict.model_folder import read_model, write_model
     from patchgen.predict.predictor import load_run

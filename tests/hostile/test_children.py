@@ -94,7 +94,7 @@ def test_a_reader_of_slides_and_a_decoder_of_uploads(trap: Path, tmp_path: Path)
     pytest.importorskip("openslide")
     from patchgen.data.images import UnreadableImage
     from patchgen.slides.slide import UnreadableSlide, open_slide
-    from patchgen.viewer.decoding import Decoder
+    from patchgen.viewer.uploads import Decoder
 
     (tmp_path / "none.svs").write_text("no slide")
     with pytest.raises(UnreadableSlide, match="Unsupported or missing image file"):
@@ -123,7 +123,7 @@ def test_every_child_of_the_package_is_started_so() -> None:
 def test_a_memory_limit_of_the_user_holds_for_children_too(tmp_path: Path) -> None:
     code = (
         "import io, resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from PIL import Image; from patchgen.viewer.decoding import Decoder\n"
+        "from PIL import Image; from patchgen.viewer.uploads import Decoder\n"
         "file = io.BytesIO(); Image.new('RGB', (20, 10)).save(file, 'PNG')\n"
         "print(Decoder().decode(file.getvalue(), 8).shape)"
     )

@@ -22,8 +22,9 @@ import uvicorn  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 
 from patchgen.common.child_process import child_environment, python  # noqa: E402
+from patchgen.viewer import Limits  # noqa: E402
 from patchgen.viewer.app import create_app  # noqa: E402
-from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts, Limits, host_name  # noqa: E402
+from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts, host_name  # noqa: E402
 from patchgen.viewer.library import Library, find_items, hide_paths  # noqa: E402
 
 
@@ -95,7 +96,7 @@ def test_absolute_paths_are_hidden_with_their_spaces(text: str, shown: str) -> N
 def test_a_picture_that_hangs_or_crashes_its_decoder_is_refused_alone(image_folder: Path) -> None:
     from patchgen.data.images import UnreadableImage, decode
     from patchgen.draw.overlay import original
-    from patchgen.viewer.decoding import Decoder
+    from patchgen.viewer.uploads import Decoder
 
     file = image_folder / "clinic" / "circle" / "00.png"
     decoder, data = Decoder(), file.read_bytes()

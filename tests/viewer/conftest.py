@@ -56,8 +56,8 @@ def make_client(run_folders: list[Path]) -> Iterator[Callable[..., Any]]:
     """`make_client(limits, raise_server_exceptions)`: a test client of a viewer over both runs."""
     from fastapi.testclient import TestClient
 
+    from patchgen.viewer import Limits
     from patchgen.viewer.app import create_app
-    from patchgen.viewer.guard import Limits
     from patchgen.viewer.library import Library, find_items
 
     opened: list[Any] = []

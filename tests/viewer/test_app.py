@@ -285,17 +285,17 @@ def test_equal_names_are_told_apart_and_a_backbones_path_is_not_shown(
 
 def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
     from patchgen.config import Config
-    from patchgen.viewer import runs
+    from patchgen.viewer import library
     from patchgen.viewer.library import find_items
 
     facts = {"format": "patchgen-model", "settings": {"method": "patchgen", "seed": 1}, "expected": {"mean": 0.75}}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     (tmp_path / "README.md").write_text("# the card")
     [item] = find_items([tmp_path])
-    row = runs.detail(item)
+    row = library.detail(item)
     assert item.kind == "model" and row["scores"] == {"expected at a new site": 0.75} and row["summary"] == "# the card"
     usual = Config(data="data", unseen="none", method="patchgen").result_settings()
-    assert row["settings"] == runs.plain(usual)  # what is not written is at its default, not a difference
+    assert row["settings"] == json.loads(json.dumps(usual))  # what is not written is at its default, not a difference
 
 
 def test_calibration_and_strangeness_reach_the_answer(
@@ -365,8 +365,8 @@ def test_a_full_queue_is_refused(make_client: Callable[..., Any]) -> None:
 
 
 def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
+    from patchgen.viewer import RefusedRequest
     from patchgen.viewer.app import ModelThread
-    from patchgen.viewer.guard import RefusedRequest
 
     async def ask() -> tuple[str, int, int]:
         worker, gate = ModelThread(seconds=0.1, waiting=2), threading.Event()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from patchgen.viewer.guard import HEADERS, Guard, Hosts, Limits
+from patchgen.viewer import Limits
+from patchgen.viewer.guard import HEADERS, Guard, Hosts
 from tests.viewer.conftest import png
 
 FORM = "multipart/form-data; boundary=x"

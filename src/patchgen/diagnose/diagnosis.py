@@ -181,7 +181,7 @@ def _answers(true: str, predicted: dict[str, str]) -> str:
 
 def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.ndarray, str]:
     """Share of patches that a run without a mask selects in each image (N,), and the rule in words."""
-    masked = next((subject for subject in subjects if subject.has_mask), None)
+    masked = next((subject for subject in subjects if subject.model.has_mask), None)
     if masked is None:
         return np.full(len(rows), 0.5), "No run here has a mask: half of the patches are selected."
     share = np.concatenate([masked.selected_share(part) for part in _parts(rows)])

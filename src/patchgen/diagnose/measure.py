@@ -124,7 +124,7 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, operators: Sequenc
         name: faith.pixel_answers(subject.probabilities, pixels, faith.OPERATORS[name](pixels, other, patch), grid)
         for name in operators
     }
-    if subject.has_mask:
+    if subject.model.has_mask:
         with torch.no_grad():
             answers |= faith.token_answers(subject.model, subject.normalised(pixels))
     return answers

@@ -1,9 +1,4 @@
-"""What a fit will cost, from a measured rate, and settings that fit into a given time.
-
-rate = measure(config, classes)                  # seconds per image of a training step and of a forward pass
-seconds = estimate(plan, rates)                  # trainings that are not finished, start-up and calibration
-plan, note = within(plan, rates, minutes=20)     # fewer methods, fewer steps, smaller images, or quick settings
-"""
+"""What a fit will cost, from a measured rate, and settings that fit into a given time."""
 
 from __future__ import annotations
 
@@ -54,9 +49,8 @@ def measure(config: Config, classes: tuple[str, ...]) -> Rate:
     model.to(device)
     images = torch.randn(8, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(0))
     images, label = images.to(device), torch.arange(8, device=device) % len(classes)
-    half = config.precision == "bf16-mixed"
     lower = 0.0
-    with torch.autocast(device.type, torch.bfloat16, enabled=half):
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16-mixed"):
         if model.reads_hidden and not config.augment:
             with torch.no_grad():
                 model.backbone.lower(images)
@@ -121,27 +115,15 @@ def within(plan: Plan, rates: Mapping[str, Rate], minutes: float, fixed: frozens
     if side > SMALL_SIDE and "image_size" not in fixed:
         share = (SMALL_SIDE / side) ** 2
         rates = {name: replace(r, step=r.step * share, forward=r.forward * share) for name, r in rates.items()}
-        plan = _with(plan, image_size=SMALL_SIDE)
+        plan = plan.changed(image_size=SMALL_SIDE)
         notes.append(f"{SMALL_SIDE} px")
     if "steps" not in fixed:
-        shorter = _steps_within(plan, rates, seconds)
-        if shorter >= FEWEST_STEPS:
-            return _with(plan, steps=shorter, eval_every=max(1, shorter // 6)), "; ".join([*notes, f"{shorter} steps"])
-    quick = {name: value for name, value in PRESETS["quick"].items() if name not in fixed}
+        steps = plan.first.steps
+        while steps >= FEWEST_STEPS and estimate(plan.changed(steps=steps), rates) > seconds:
+            steps = int(steps * 0.9)
+        if steps >= FEWEST_STEPS:
+            return plan.changed(steps=steps, eval_every=max(1, steps // 6)), "; ".join([*notes, f"{steps} steps"])
     if "tune" in fixed or any(config.pool == "select" for config in plan.candidates.values()):
-        notes.append("even so it will take longer")
-        return plan, "; ".join(notes)
-    return _with(plan, **quick), "; ".join([*notes, "the quick settings"])
-
-
-def _steps_within(plan: Plan, rates: Mapping[str, Rate], seconds: float) -> int:
-    """The largest number of steps that fits."""
-    steps = plan.first.steps
-    while steps >= FEWEST_STEPS and estimate(_with(plan, steps=steps), rates) > seconds:
-        steps = int(steps * 0.9)
-    return steps
-
-
-def _with(plan: Plan, **changes: object) -> Plan:
-    configs = {label: replace(config, **changes) for label, config in plan.candidates.items()}  # type: ignore[arg-type]
-    return replace(plan, candidates=configs)
+        return plan, "; ".join([*notes, "even so it will take longer"])
+    quick = {name: value for name, value in PRESETS["quick"].items() if name not in fixed}
+    return plan.changed(**quick), "; ".join([*notes, "the quick settings"])

@@ -11,7 +11,8 @@ features (a new scanner that the backbone maps to the old features is not detect
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,46 +30,31 @@ IMAGES = 2000  # maximum number of training and of validation images
 COLDEST, HOTTEST = 0.05, 20.0
 QUANTILE = 0.99
 
-
-@dataclass(frozen=True)
-class Calibration:
-    """The effect of the temperature on the source validation images that it was fitted on."""
-
-    images: int
-    accuracy: float
-    ece_before: float
-    ece_after: float
-    nll_before: float
-    nll_after: float
-    quantile: float = QUANTILE
+Tick = Callable[[int], None]
 
 
 def calibrate(
-    predictor: Predictor,
-    fold: Fold,
-    store: ImageStore,
-    tick: Callable[[int], None] | None = None,
-    tokens: np.ndarray | None = None,
-) -> tuple[Confidence, Calibration]:
-    """Fit temperature and familiarity of a trained model on its fold's source images, or on their stored tokens."""
+    predictor: Predictor, fold: Fold, store: ImageStore, tick: Tick | None = None, tokens: np.ndarray | None = None
+) -> tuple[Confidence, dict[str, Any]]:
+    """Fit temperature and familiarity of a trained model on its fold's source images, or on their stored tokens.
+
+    Returns:
+        Both, and the effect of the temperature on the images that it was fitted on.
+    """
     seed = predictor.config.seed
-    train = spread([fold.train[d] for d in fold.train], IMAGES, seed)
+    train = spread(list(fold.train.values()), IMAGES, seed)
     held_out = spread(list(fold.validation.values()), IMAGES, seed)
     _, features = read(predictor, store, train, tick, tokens)
     logits, others = read(predictor, store, held_out, tick, tokens)
     label = torch.from_numpy(fold.target[held_out])
     temperature = fit_temperature(logits, label)
+    effect: dict[str, Any] = {"images": len(label), "accuracy": float((logits.argmax(1) == label).double().mean())}
+    for name, divisor in (("before", 1.0), ("after", temperature)):
+        probabilities = (logits / divisor).softmax(1).numpy()
+        effect[f"ece_{name}"] = calibration_error(probabilities, label.numpy())
+        effect[f"nll_{name}"] = negative_log_likelihood(logits, label, divisor)
     familiar = fit_familiar(features, torch.from_numpy(fold.target[train]), others)
-    plain, cooled = logits.softmax(1), (logits / temperature).softmax(1)
-    report = Calibration(
-        images=len(label),
-        accuracy=float((logits.argmax(1) == label).double().mean()),
-        ece_before=calibration_error(plain.numpy(), label.numpy()),
-        ece_after=calibration_error(cooled.numpy(), label.numpy()),
-        nll_before=negative_log_likelihood(logits, label, 1.0),
-        nll_after=negative_log_likelihood(logits, label, temperature),
-    )
-    return Confidence(temperature, familiar), report
+    return Confidence(temperature, familiar), {**effect, "quantile": QUANTILE}
 
 
 def calibration_images(fold: Fold) -> int:
@@ -83,19 +69,16 @@ def spread(parts: list[np.ndarray], limit: int, seed: int) -> np.ndarray:
 
 @torch.inference_mode()
 def read(
-    predictor: Predictor,
-    store: ImageStore,
-    rows: np.ndarray,
-    tick: Callable[[int], None] | None = None,
+    predictor: Predictor, store: ImageStore, rows: np.ndarray, tick: Tick | None = None,
     tokens: np.ndarray | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Logits (N, C) and features (N, D) of rows of the store, in double precision."""
     backbone, logits, features = predictor.model.backbone, [], []
 
-    def inputs(some: np.ndarray) -> Tensor:
+    def inputs(part: np.ndarray) -> Tensor:
         if tokens is not None:
-            return torch.from_numpy(tokens[some]).to(predictor.device).float()
-        return normalize(store.load(some).to(predictor.device).float() / 255, backbone.mean, backbone.std)
+            return torch.from_numpy(tokens[part]).to(predictor.device).float()
+        return normalize(store.load(part).to(predictor.device).float() / 255, backbone.mean, backbone.std)
 
     for _, part in batches(rows, inputs, tick=tick):
         out = predictor.model(part)
@@ -118,16 +101,16 @@ def fit_temperature(logits: Tensor, label: Tensor) -> float:
         return 1.0
     from scipy.optimize import minimize_scalar
 
-    found = minimize_scalar(
+    best = minimize_scalar(
         lambda log: negative_log_likelihood(logits, label, float(np.exp(log))),
         bounds=(np.log(COLDEST), np.log(HOTTEST)),  # convex in 1/T, so the minimum is unique
         method="bounded",
         options={"xatol": 1e-6},
     )
-    return float(np.exp(found.x))
+    return float(np.exp(best.x))
 
 
-def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor, quantile: float = QUANTILE) -> Familiar:
+def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor) -> Familiar:
     """Centres of the classes in features (N, D) with labels (N,), one shrunk covariance, and the threshold.
 
     Args:
@@ -144,4 +127,4 @@ def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor, quantile: fl
     whitening = (vectors * values.clamp(min=floor).rsqrt()).float()  # (D, D)
     familiar = Familiar((centres.float() @ whitening), whitening, 0.0)
     distance = familiar.distance(held_out).double().numpy()
-    return Familiar(familiar.centres, whitening, float(np.quantile(distance, quantile, method="higher")))
+    return replace(familiar, threshold=float(np.quantile(distance, QUANTILE, method="higher")))

@@ -1,9 +1,5 @@
 """Select one of several methods, by the images of left-out sites that each classifies correctly.
 
-    right = {"lp-ln": [site_a, site_b, ...], "patchgen-cls": [...]}      # (n,) bool each, the same images
-    choice = choose(right, groups=[...])
-    choice.chosen, choice.counted
-
 **The rule.** Methods come simplest first, and the first is kept until a later one is better by more than chance. With
 d_s the difference of accuracy at site s, on the same images, K sites and D their mean, a method is better when
 
@@ -15,8 +11,8 @@ named, e counts patients, not images.
 
 **The estimate.** The score of a method that was selected for its score is optimistic. So each site counts with the
 method that the same rule would select from the *other* sites only: no site influences the method that it is scored
-with. This estimates the whole procedure, including the selection. With few sites it is pessimistic, because fewer sites
-show less: a single one shows nothing, so with two sites each counts with the simplest method.
+with. This estimates the whole procedure, including the selection, and is pessimistic with few sites: a single other one
+shows nothing, so with two sites each counts with the simplest method.
 """
 
 from __future__ import annotations
@@ -26,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from patchgen.fit import expect
 
 LEVEL = 0.05
 
@@ -61,42 +59,35 @@ def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarra
         right: Method, simplest first -> for each of K >= 2 sites (n,) bool, which of its images were right.
         groups: For each site (n,), the patient of each image.
     """
-    chosen, comparisons = _keep(right, groups)
-    accuracy = {name: [float(site.mean()) for site in sites] for name, sites in right.items()}
-    counted = []
-    for out in range(len(right[chosen])):
-        others = {name: [*sites[:out], *sites[out + 1 :]] for name, sites in right.items()}
-        counted.append(_keep(others, [*groups[:out], *groups[out + 1 :]] if groups else None)[0])
-    return Choice(chosen, comparisons, accuracy, counted, sum(map(len, right[chosen])))
+    sites = range(len(next(iter(right.values()))))
+    selected, comparisons = _select(right, groups, sites)
+    accuracy = {name: [float(site.mean()) for site in answers] for name, answers in right.items()}
+    counted = [_select(right, groups, [site for site in sites if site != out])[0] for out in sites]
+    return Choice(selected, comparisons, accuracy, counted, sum(map(len, right[selected])))
 
 
-def _keep(
-    right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None
+def _select(
+    right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None, sites: Sequence[int]
 ) -> tuple[str, list[Comparison]]:
-    """The method that the rule selects, and the comparisons."""
-    names = list(right)
-    kept, comparisons = names[0], []
-    for name in names[1:]:
-        apart = [a.astype(int) - b.astype(int) for a, b in zip(right[name], right[kept], strict=True)]
-        errors = [_variance(d, groups[i] if groups else None) for i, d in enumerate(apart)]
+    """The method that the rule selects on some of the sites, and the comparisons."""
+    first, *others = right
+    selected, comparisons = first, list[Comparison]()
+    for name in others:
+        apart = [right[name][site].astype(int) - right[selected][site].astype(int) for site in sites]
+        variances = [_variance(d, groups[site] if groups else None) for d, site in zip(apart, sites, strict=True)]
         differences = np.array([d.mean() for d in apart])
-        mean, needed = float(differences.mean()), reach(differences, errors, LEVEL / (len(names) - 1))
+        mean, needed = float(differences.mean()), reach(differences, variances, LEVEL / len(others))
         better, worse = (sum(int((d == sign).sum()) for d in apart) for sign in (1, -1))
-        comparisons.append(Comparison(name, kept, mean, needed, better, worse, shown=mean > needed))
-        kept = name if mean > needed else kept
-    return kept, comparisons
+        comparisons.append(Comparison(name, selected, mean, needed, better, worse, shown=mean > needed))
+        selected = name if mean > needed else selected
+    return selected, comparisons
 
 
 def reach(differences: np.ndarray, variances: Sequence[float], level: float = LEVEL) -> float:
     """The threshold for the mean of K differences: `differences` (K,), and the sampling variance of each."""
-    from scipy.stats import norm, t
-
-    count = len(differences)
-    if count < 2:
+    if len(differences) < 2:
         return math.inf  # the variation between sites is unknown
-    by_images = float(norm.ppf(1 - level)) * math.sqrt(float(np.mean(variances)))
-    by_sites = float(t.ppf(1 - level, count - 1) * differences.std(ddof=1))
-    return max(by_sites, by_images) / math.sqrt(count)
+    return expect.reach(differences, variances, 1 - level) / math.sqrt(len(differences))
 
 
 def _variance(apart: np.ndarray, group: np.ndarray | None) -> float:

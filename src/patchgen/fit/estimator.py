@@ -137,22 +137,22 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """The settings that were given."""
-        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
-        if self.random_state is not None and given.setdefault("seed", self.random_state) != self.random_state:
+        """The settings that are not left to the preset."""
+        settings = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        if self.random_state is not None and settings.setdefault("seed", self.random_state) != self.random_state:
             raise ValueError(f"seed {self.seed} and random_state {self.random_state} differ; give one of them")
-        return given
+        return settings
 
     def config(self, data: str, unseen: str | None = None, method: str | None = None) -> Config:
         """The settings of a training of `method`: the preset's, overridden by the given ones."""
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
-        own: dict[str, Any] = {**method_settings(method or self.method or BEST)}
-        given: dict[str, Any] = {"backbone": self.backbone, **self._settings}
-        if method and "hparams" in given:
-            given["hparams"] = own_hparams(given["hparams"], own["method"])
-        return Config(**{**preset_settings(self.preset, own["method"]), **given, **own, "data": data,
-                         "unseen": unseen or NO_DOMAIN})  # fmt: skip
+        of_method: dict[str, Any] = {**method_settings(method or self.method or BEST)}
+        settings: dict[str, Any] = {"backbone": self.backbone, **self._settings}
+        if method and "hparams" in settings:
+            settings["hparams"] = own_hparams(settings["hparams"], of_method["method"])
+        settings = {**preset_settings(self.preset, of_method["method"]), **settings, **of_method}
+        return Config(**{**settings, "data": data, "unseen": unseen or NO_DOMAIN})
 
     def _configs(self, data: str, unseen: str | None) -> list[Config]:
         """The settings of each method to compare, or of the single one."""
@@ -167,15 +167,9 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     # Fitting
 
     def fit(
-        self,
-        data: Any,
-        y: Any = None,
-        *,
-        domains: Any = None,
-        groups: Any = None,
-        unseen: str | None = None,
+        self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None,
         sample_weight: Any = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Train, after leaving each site out in turn with each method, to select one and to estimate its accuracy.
 
         Args:
@@ -204,19 +198,16 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     def _take(self, model: Model) -> None:
         """Set the attributes that are available after a fit and after loading."""
         model.predictor.use(self.runtime)
-        self.model_, about = model, model.about
-        names = model.predictor.classes
-        kind, self.classes_ = about.get("labels"), np.array(names)
-        if kind == "int":
-            self.classes_ = self.classes_.astype(int)
-        elif kind == "bool":
-            self.classes_ = self.classes_ == "True"
+        self.model_, about, names = model, model.about, np.array(model.predictor.classes)
+        kind = about.get("labels")
+        self.classes_ = names.astype(int) if kind == "int" else names == "True" if kind == "bool" else names
         self.domains_ = tuple(site for site in about["data"]["sites"] if site != about["data"]["unseen"])
         self.choice_: dict[str, Any] | None = about.get("choice")
         self.folds_: list[dict[str, Any]] = about["folds"]
         self.calibration_: dict[str, Any] = about["calibration"]
         self.temperature_ = model.predictor.confidence.temperature
-        self.expected_accuracy_ = _expected(about["expected"])
+        expected = {n: tuple(v) if isinstance(v, list) else v for n, v in (about["expected"] or {}).items()}
+        self.expected_accuracy_ = Expected(**expected) if expected else None
 
     @property
     def predictor(self) -> Predictor:
@@ -263,8 +254,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, images: Any) -> np.ndarray:
         """The likeliest class of each image: (N,)."""
-        best = self.predict_proba(images).argmax(1)
-        return self.classes_[best]
+        return self.classes_[self.predict_proba(images).argmax(1)]
 
     def unlike_training(self, images: Any) -> np.ndarray:
         """(N,) bool: farther from the training images, in features, than 99 % of source validation."""
@@ -284,14 +274,9 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return float(np.average(right, weights=sample_weight))
 
     def evaluate(
-        self,
-        data: str | Path,
-        *,
-        positive: str | None = None,
-        sites: Sequence[str] = (),
-        resamples: int = RESAMPLES,
+        self, data: str | Path, *, positive: str | None = None, sites: Sequence[str] = (), resamples: int = RESAMPLES,
         batch: int = BATCH,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """All metrics on a labelled folder or manifest, with intervals: what `patchgen evaluate` writes as JSON.
 
         Args:
@@ -321,11 +306,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """The estimator of a model folder, including its settings."""
         model = read_model(folder)
         config, usual = model.predictor.config, Config("", "")
-        own = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
-        own["normalization"] = config.normalization  # the only setting that the preset would change
-        found = cls(method=config.method, backbone=config.backbone, preset="paper", runtime=runtime, **own)
-        found._take(model)
-        return found
+        settings = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
+        settings["normalization"] = config.normalization  # the only setting that the preset would change
+        estimator = cls(method=config.method, backbone=config.backbone, preset="paper", runtime=runtime, **settings)
+        estimator._take(model)
+        return estimator
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> Self:
@@ -336,10 +321,3 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """Upload the model folder to a hub's `org/name`; returns the address."""
         with tempfile.TemporaryDirectory() as place:
             return push_model(self.save(Path(place) / "model", with_backbone=with_backbone), repo, private=private)
-
-
-def _expected(facts: dict[str, Any] | None) -> Expected | None:
-    if facts is None:
-        return None
-    pairs = {name: tuple(facts[name]) if facts[name] else None for name in ("interval", "new_site")}
-    return Expected(mean=facts["mean"], folds=dict(facts["folds"]), **pairs)  # type: ignore[arg-type]

@@ -1,8 +1,5 @@
 """Expected accuracy at a new site: each site was left out once, and the spread between them gives the error bar.
 
-    expected = expect({"berlin": 0.81, "lyon": 0.74, "turin": 0.90}, {"berlin": 240, "lyon": 96, "turin": 310})
-    expected.mean, expected.interval, expected.new_site
-
 Two intervals over the K sites, from their mean m and a reach r:
 
     interval    m +- r / sqrt(K)          for the mean over many such sites
@@ -11,17 +8,15 @@ Two intervals over the K sites, from their mean m and a reach r:
     r = max(t s, 1.96 e)    s^2 = variance of the site accuracies, t = Student's quantile of K - 1 degrees
                             e^2 = mean over sites of q (1 - q) / n,  q = (right + 1) / (n + 2),  n images each
 
-t s is Student's interval. e is the sampling error due to the number of images: sites whose accuracies agree, by chance
-or because all are perfect, have s near 0, which does not mean certainty. q, Laplace's rule, keeps e above 0 at 0 % and
-100 %; e uses a normal quantile, because the variance of counts is known and not estimated from K values.
-
-`new_site` is the one to plan with. Neither covers a site of a different kind.
+e is the sampling error of few images: sites whose accuracies agree, by chance or because all are perfect, have s near
+0, which does not mean certainty. q, Laplace's rule, keeps e above 0 at 0 % and 100 %; its quantile is normal, because
+the variance of counts is known. Neither interval covers a site of a different kind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,21 +53,16 @@ def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
     mean, count = float(values.mean()), len(values)
     if count < 2:
         return Expected(mean, None, None, dict(folds))
-    reach = _reach(values, np.array([images[site] for site in folds], dtype=float))
-    return Expected(
-        mean, _within(mean, reach / math.sqrt(count)), _within(mean, reach * math.sqrt(1 + 1 / count)), dict(folds)
-    )
+    counts = np.array([images[site] for site in folds], dtype=float)
+    q = (values * counts + 1) / (counts + 2)
+    r = reach(values, q * (1 - q) / counts, (1 + COVERAGE) / 2)
+    spans = [(max(0.0, mean - x), min(1.0, mean + x)) for x in (r / math.sqrt(count), r * math.sqrt(1 + 1 / count))]
+    return Expected(mean, *spans, dict(folds))
 
 
-def _reach(values: np.ndarray, images: np.ndarray) -> float:
-    """r of the module docstring: values, images (K,)."""
+def reach(values: np.ndarray, variances: Sequence[float] | np.ndarray, level: float) -> float:
+    """max(t s, z e) of K values (K,) and the sampling variance of each, with one-sided quantiles of `level`."""
     from scipy.stats import norm, t
 
-    level = (1 + COVERAGE) / 2
-    q = (values * images + 1) / (images + 2)
-    counted = math.sqrt((q * (1 - q) / images).mean())
-    return max(float(t.ppf(level, len(values) - 1) * values.std(ddof=1)), float(norm.ppf(level) * counted))
-
-
-def _within(mean: float, reach: float) -> tuple[float, float]:
-    return max(0.0, mean - reach), min(1.0, mean + reach)
+    by_sites = float(t.ppf(level, len(values) - 1) * values.std(ddof=1))
+    return max(by_sites, float(norm.ppf(level) * math.sqrt(np.mean(variances))))

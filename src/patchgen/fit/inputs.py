@@ -1,7 +1,5 @@
 """User input -> data for `read_table`: a folder or manifest unchanged, arrays as a manifest.
 
-    data = as_data(X, y, domains, groups, "runs")       # X: (N, H, W, 3) uint8, or a list of paths or PIL images
-
 Arrays and open images are written as lossless PNG files into a folder named by their content, so that they are reused
 when a fit is repeated or resumed.
 """
@@ -41,12 +39,13 @@ def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path, samp
         y = [_label(data[i], i) for i in range(len(data))]
     if y is None:
         raise ValueError("images need y=, the class of each one; domains=, their sites; and, if known, groups=")
-    values = {"domains": domains, "y": y, "groups": groups}
-    columns = {name: _names(column, name, len(images)) for name, column in values.items() if column is not None}
-    columns.setdefault("domains", ["images"] * len(images))
+    columns = {"domains": ["images"] * len(images) if domains is None else _names(domains, "domains", len(images))}
+    columns["y"] = _names(y, "y", len(images))
+    if groups is not None:
+        columns["groups"] = _names(groups, "groups", len(images))
     if sample_weight is not None:
         columns["sample_weight"] = _weights(sample_weight, len(images))
-    return str(_write(images, {name: columns[name] for name in COLUMNS if name in columns}, Path(home)))
+    return str(_write(images, columns, Path(home)))
 
 
 def kind_of_labels(data: Any, y: Any) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class Plan:
     sites: dict[str, Fold]  # the folds that leave each out, in table order; empty without an estimate for a new site
     say: Callable[[str], None]
     quiet: bool
+    track: str | bool = False
     interpolation: str = BILINEAR  # expected by the backbone; set by `check_models`
 
     @cached_property
@@ -46,7 +48,6 @@ class Plan:
         return fingerprint(self.table)
 
     def is_finished(self, config: Config) -> bool:
-        """Whether this training is already finished."""
         return RunFolder(self.runs / run_name(config, self._fingerprint)).done
 
     @property
@@ -66,22 +67,21 @@ class Plan:
             self.is_finished(config) for config in self.candidates.values()
         )
 
-    def title(self, config: Config, text: str) -> str:
-        return f"{label_of(config)} {text}" if len(self.candidates) > 1 else text
+    def changed(self, **settings: Any) -> Plan:
+        """The plan with other settings of all its trainings."""
+        return replace(self, candidates={name: replace(c, **settings) for name, c in self.candidates.items()})
 
     def announce(self) -> None:
         """Print the number of trainings, how many are already finished, and where."""
         total, names = len(self.left_out) + 1, list(self.candidates)
-        parts = []
-        if self.sites:
-            each = f" with each of {len(names)} methods ({', '.join(names)})" if len(names) > 1 else ""
-            parts.append(f"{len(self.sites)} sites left out in turn{each}")
+        each = f" with each of {len(names)} methods ({', '.join(names)})" if len(names) > 1 else ""
+        first = f"{len(self.sites)} sites left out in turn{each}, then " if self.sites else ""
         last = f"without {self.final.unseen}" if self.final.test else "on all sites"
-        parts.append(f"the better one {last}" if len(names) > 1 else f"{names[0]} {last}")
+        text = f"{first}{'the better one' if each else names[0]} {last}"
         done = sum(self.is_finished(config) for _, config, _ in self.left_out)
         done += any(self.is_finished(config) for config in self.candidates.values())
         where = self.runs.absolute()
-        self.say(f"{total} training{'s' * (total > 1)}: {', then '.join(parts)}; {done or 'none'} finished in {where}")
+        self.say(f"{total} training{'s' * (total > 1)}: {text}; {done or 'none'} finished in {where}")
         if expanded(self.first.data).is_dir():  # of which all files are used; a manifest lists its files
             if skipped := list_files(self.table.root).skipped:
                 self.say(f"data: {skipped_line(skipped)}")
@@ -96,11 +96,13 @@ def warnings_of(table: Table) -> list[str]:
     counts = table.counts()
     missing = [f"{site} lacks {', '.join(names)}" for site, names in table.missing().items()]
     tiny = [f"{site}/{name} ({n})" for site, row in counts.items() for name, n in row.items() if 0 < n < TINY_CLASS]
-    few = ", ".join([*tiny[:NAMED], *(["..."] if len(tiny) > NAMED else [])])
-    return [
-        *([f"{'; '.join(missing)}: a class that only one site has cannot be learned without it"] if missing else []),
-        *([f"fewer than {TINY_CLASS} images: {few}; their scores will say little"] if tiny else []),
-    ]
+    warnings = []
+    if missing:
+        warnings.append(f"{'; '.join(missing)}: a class that only one site has cannot be learned without it")
+    if tiny:
+        few = ", ".join(tiny[:NAMED]) + (", ..." if len(tiny) > NAMED else "")
+        warnings.append(f"fewer than {TINY_CLASS} images: {few}; their scores will say little")
+    return warnings
 
 
 def label_of(config: Config) -> str:
@@ -130,10 +132,9 @@ def check_readable(plan: Plan) -> None:
     with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
         bad = store.unreadable(rows, bar.tick)
     if bad:
-        lines = [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
-        more = [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
         count = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-        head = (
-            f"{count} of {len(rows):,} cannot be read; repair, replace or remove (also from a manifest), then repeat:"
-        )
-        raise ValueError("\n".join([head, *lines, *more]))
+        advice = "repair, replace or remove (also from a manifest), then repeat:"
+        lines = [f"{count} of {len(rows):,} cannot be read; {advice}"]
+        lines += [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
+        lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
+        raise ValueError("\n".join(lines))

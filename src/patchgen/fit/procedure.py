@@ -1,9 +1,5 @@
 """The whole fit: leave each site out in turn with each method, keep one, train it on all sites, calibrate.
 
-    model = fit(Config(data="tiles", unseen="none"), "runs")                # one method
-    model = fit([simple, other], "runs")                                    # simplest first: `fit/choose.py`
-    model.about["expected"], model.about["choice"], model.predictor
-
 Every training is a run folder below `runs`, named by its settings, so a killed fit is resumable, and folds that
 `patchgen compare` or an earlier fit has trained are reused.
 """
@@ -11,9 +7,8 @@ Every training is a run folder below `runs`, named by its settings, so a killed 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +19,11 @@ from patchgen.common.progress import Progress, logger, print_once
 from patchgen.common.reading import process_cache
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
-from patchgen.data.table import Table, fingerprint, read_table
+from patchgen.data.table import fingerprint, read_table
 from patchgen.fit.budget import estimate, measure, within
-from patchgen.fit.calibrate import calibrate, calibration_images
+from patchgen.fit.calibrate import calibrate, calibration_images, read
 from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
-from patchgen.fit.left_out import groups_of, predictions_at, right
 from patchgen.fit.plan import Plan, check_models, check_readable, label_of
 from patchgen.methods import method_class
 from patchgen.predict.card import comparison_sentence
@@ -38,7 +32,7 @@ from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.precision import AUTO, choose_precision
 from patchgen.runs.scores import best, score_record
-from patchgen.runs.tensors import load_tensors
+from patchgen.runs.tensors import Predictions, load_tensors, read_predictions, save_predictions
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
 from patchgen.train.tokens import stored_tokens
@@ -46,44 +40,6 @@ from patchgen.train.track import make_tracker
 
 QUICK_FROM = 5 * 60  # seconds: longer fits begin with a quick model
 LONG = 15 * 60  # seconds: longer ones name the ways to shorten them
-
-
-@dataclass(frozen=True)
-class SiteFold:
-    """The result of a model at the site that it was trained without."""
-
-    site: str
-    accuracy: float
-    images: int
-    validation: float  # mean accuracy on the held-out parts of its training sites
-    uncovered: list[str]  # classes that only this site has, which cannot be learned from the others
-    run: str
-    method: str
-    confidence: list[float]  # 21 quantiles of the largest probability there, before calibration
-
-
-class Clock:
-    """Estimates the remaining time of a fit from the trainings so far."""
-
-    def __init__(self, work: list[int], say: Callable[[str], None]) -> None:
-        self.work, self.say, self.done = work, say, 0
-        self.seconds, self.trained = 0.0, 0
-
-    @contextmanager
-    def training(self, title: str, finished: bool = False) -> Iterator[None]:
-        """Announce a training and measure its time."""
-        number, left = self.done, ""
-        if self.trained:
-            minutes = self.seconds / self.trained * sum(self.work[number:]) / 60
-            left = f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
-        note = "; finished earlier" if finished else left
-        self.say(f"training {number + 1} of {len(self.work)}: {title}{note}")
-        start = time.monotonic()
-        yield
-        self.done += 1
-        seconds = time.monotonic() - start
-        if seconds > 1 and not finished:  # trainings that are only looked up do not count
-            self.seconds, self.trained = self.seconds + seconds, self.trained + self.work[number]
 
 
 def fit(
@@ -116,8 +72,9 @@ def fit(
     """
     if track:
         make_tracker(track)  # raises now if the extra is missing
+    candidates = [configs] if isinstance(configs, Config) else list(configs)
     with print_once(), process_cache():
-        plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
+        plan = replace(_plan(candidates, runs, expecting, split_given, quiet), track=track)
         if minutes is None:
             plan.announce()
         if minutes is not None or not plan.all_finished:
@@ -125,10 +82,63 @@ def fit(
             plan, seconds = _budget(plan, minutes, frozenset(fixed))
             check_readable(plan)
             if minutes is None and seconds > QUICK_FROM and not quiet and (quick := _quick_plan(plan)):
-                model = _quick_look(quick, plan, seconds, stop_at_quick, track)
-                if model is not None:
-                    return model
-        return _run(plan, track)
+                plan.say("a quick model first")
+                folds = _leave_out(quick, quick.first, Clock(quick))
+                offer = (
+                    f"quick model: {_expected(folds).mean:.2f} expected at a new site; "
+                    f"the full training takes about {duration(seconds)}"
+                )
+                plan.say(offer)
+                plan = quick if stop_at_quick(offer) else plan
+        return _run(plan)
+
+
+# Planning
+
+
+def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
+    """Read the data and make every fold; raises ValueError for settings or data that cannot be used."""
+    config = candidates[0]
+    if config.task != "mdg":
+        raise ValueError(f"fit trains classifiers for unseen sites, task 'mdg', not {config.task!r}")
+    table = read_table(config.data, benchmark=config.benchmark, options=config.options)
+    if config.unseen == NO_DOMAIN and NO_DOMAIN in table.domains:
+        raise ValueError(f"a site is called {NO_DOMAIN!r}, which here means that no site is left out; rename it")
+    say = _say(quiet)
+    if not split_given and table.group is not None and not expanded(config.data).is_dir():  # groups of a manifest
+        say("patients stay together: --split group, because the manifest names groups")
+        candidates = [replace(candidate, split="group") for candidate in candidates]
+        config = candidates[0]
+    final = make_fold(config, table)
+    for note in final.notes:
+        say(f"data: {note}")
+    left_out = list(table.domains) if expecting and not final.test else []
+    if len(table.domains) == 1:
+        say(f"one site, {table.domains[0]}: no accuracy at a new site can be estimated without a second one")
+        left_out, candidates = [], candidates[-1:]
+    if len(candidates) > 1 and not left_out:
+        raise ValueError(
+            f"methods are compared at sites that are left out in turn, and here none is (--unseen or --no-expect): "
+            f"name one method, such as --method {label_of(candidates[-1])}"
+        )
+    sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
+    labelled = {label_of(candidate): candidate for candidate in candidates}
+    return _with_precision(Plan(labelled, table, Path(runs), final, sites, say, quiet))
+
+
+def _say(quiet: bool) -> Callable[[str], None]:
+    return lambda text: None if quiet else logger.info(text)
+
+
+def _with_precision(plan: Plan) -> Plan:
+    """The plan with `--precision auto` resolved: one for all trainings of a fit."""
+    if plan.first.precision != AUTO:
+        return plan
+    sites = (plan.first.unseen, *plan.sites)
+    configs = [replace(config, unseen=site) for config in plan.candidates.values() for site in sites]
+    precision = choose_precision(configs, plan.runs, fingerprint(plan.table))
+    plan.say(f"precision: {precision}, by `auto`")
+    return plan.changed(precision=precision)
 
 
 def _budget(plan: Plan, minutes: float | None, fixed: frozenset[str]) -> tuple[Plan, float]:
@@ -138,7 +148,7 @@ def _budget(plan: Plan, minutes: float | None, fixed: frozenset[str]) -> tuple[P
     rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
     if minutes is not None:
         plan, note = within(plan, rates, minutes, fixed)
-        plan = _settled(plan)
+        plan = _with_precision(plan)
         rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
         plan.say(f"to end within {minutes:g} min: {note}")
         plan.announce()
@@ -156,38 +166,49 @@ def _quick_plan(plan: Plan) -> Plan | None:
         return None
     try:
         quick = replace(config, **{**PRESETS["quick"], "swad": False})
-        quick_plan = _settled(replace(plan, candidates={label_of(quick): quick}))
+        quick_plan = _with_precision(replace(plan, candidates={label_of(quick): quick}))
         check_models(quick_plan)
     except ValueError:  # such as a convolutional network, or another patch size
         return None
     return quick_plan
 
 
-def _quick_look(
-    quick: Plan, plan: Plan, seconds: float, stop: Callable[[str], bool], track: str | bool
-) -> Model | None:
-    """Train the quick model at left-out sites, and finish it if the user wants no more than that."""
-    plan.say("a quick model first")
-    folds = _leave_out(quick, quick.first, Clock([len(fold.train) for fold in quick.sites.values()], plan.say), track)
-    offer = (
-        f"quick model: {_expected(folds).mean:.2f} expected at a new site; "
-        f"the full training takes about {duration(seconds)}"
-    )
-    plan.say(offer)
-    return _run(quick, track) if stop(offer) else None
+# Training
 
 
-def _run(plan: Plan, track: str | bool) -> Model:
+class Clock:
+    """Trains the runs of a plan, and estimates the remaining time from those so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.work = [len(fold.train) for *_, fold in plan.left_out] + [len(plan.final.train)]
+        self.done, self.trained, self.seconds = 0, 0, 0.0
+
+    def train(self, plan: Plan, config: Config, text: str) -> RunFolder:
+        """Announce a training, and do it unless it is finished."""
+        finished, note = plan.is_finished(config), ""
+        if self.trained:
+            minutes = self.seconds / self.trained * sum(self.work[self.done :]) / 60
+            note = f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
+        title = f"{label_of(config)} {text}" if len(plan.candidates) > 1 else text
+        number = f"{self.done + 1} of {len(self.work)}"
+        plan.say(f"training {number}: {title}{'; finished earlier' if finished else note}")
+        start = time.monotonic()
+        run = train(config, plan.runs, plan.table, quiet=plan.quiet, track=plan.track)
+        seconds = time.monotonic() - start
+        if seconds > 1 and not finished:  # trainings that are only looked up do not count
+            self.seconds, self.trained = self.seconds + seconds, self.trained + self.work[self.done]
+        self.done += 1
+        return run
+
+
+def _run(plan: Plan) -> Model:
     """All trainings of a plan, and its model."""
-    work = [len(fold.train) for *_, fold in plan.left_out] + [len(plan.final.train)]
-    clock = Clock(work, plan.say)
-    scored = {label: _leave_out(plan, config, clock, track) for label, config in plan.candidates.items()}
+    clock, final = Clock(plan), plan.final
+    scored = {label: _leave_out(plan, config, clock) for label, config in plan.candidates.items()}
     choice = _choose(plan, scored) if len(scored) > 1 else None
     selected = choice.chosen if choice else next(iter(scored))
-    config, final = plan.candidates[selected], plan.final
-    title = f"without {final.unseen}, to be scored on it" if final.test else "on all sites"
-    with clock.training(plan.title(config, title), plan.is_finished(config)):
-        run = train(config, plan.runs, plan.table, quiet=plan.quiet, track=track)
+    text = f"without {final.unseen}, to be scored on it" if final.test else "on all sites"
+    run = clock.train(plan, plan.candidates[selected], text)
     if final.test:
         folds = [_site_fold(run, final)]
     else:
@@ -196,76 +217,85 @@ def _run(plan: Plan, track: str | bool) -> Model:
     return finish(run, final, folds, plan.quiet, choice)
 
 
-def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
-    """Read the data and make every fold; raises ValueError for settings or data that cannot be used."""
-    config = candidates[0]
-    if config.task != "mdg":
-        raise ValueError(f"fit trains classifiers for unseen sites, task 'mdg', not {config.task!r}")
-    table = read_table(config.data, benchmark=config.benchmark, options=config.options)
-    if config.unseen == NO_DOMAIN and NO_DOMAIN in table.domains:
-        raise ValueError(f"a site is called {NO_DOMAIN!r}, which here means that no site is left out; rename it")
-    say = _say(quiet)
-    named = table.group is not None and not expanded(config.data).is_dir()  # not by a benchmark's file names
-    if not split_given and named:
-        say("patients stay together: --split group, because the manifest names groups")
-        candidates = [replace(one, split="group") for one in candidates]
-        config = candidates[0]
-    final = make_fold(config, table)
-    for note in final.notes:
-        say(f"data: {note}")
-    left_out = list(table.domains) if expecting and not final.test else []
-    if len(table.domains) == 1:
-        say(f"one site, {table.domains[0]}: no accuracy at a new site can be estimated without a second one")
-        left_out, candidates = [], candidates[-1:]
-    if len(candidates) > 1 and not left_out:
-        raise ValueError(
-            f"methods are compared at sites that are left out in turn, and here none is (--unseen or --no-expect): "
-            f"name one method, such as --method {label_of(candidates[-1])}"
-        )
-    sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
-    return _settled(Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet))
-
-
-def _settled(plan: Plan) -> Plan:
-    """The plan with `--precision auto` resolved: one for all trainings of a fit."""
-    if plan.first.precision != AUTO:
-        return plan
-    sites = (plan.first.unseen, *plan.sites)
-    every = [replace(config, unseen=site) for config in plan.candidates.values() for site in sites]
-    precision = choose_precision(every, plan.runs, fingerprint(plan.table))
-    plan.say(f"precision: {precision}, by `auto`")
-    return replace(plan, candidates={label: replace(c, precision=precision) for label, c in plan.candidates.items()})
-
-
-def _leave_out(plan: Plan, config: Config, clock: Clock, track: str | bool) -> list[SiteFold]:
+def _leave_out(plan: Plan, config: Config, clock: Clock) -> list[dict[str, Any]]:
     """Each site left out with one method."""
     folds = []
     for site, fold in plan.sites.items():
-        own = replace(config, unseen=site)
-        with clock.training(plan.title(config, f"without {site}, to be scored on it"), plan.is_finished(own)):
-            folds.append(_site_fold(train(own, plan.runs, plan.table, quiet=plan.quiet, track=track), fold))
+        run = clock.train(plan, replace(config, unseen=site), f"without {site}, to be scored on it")
+        folds.append(_site_fold(run, fold))
     if folds and len(plan.candidates) > 1:
         plan.say(f"{label_of(config)} at left-out sites: {_expected(folds).mean:.3f} on average")
     return folds
 
 
-def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
-    """Compare the methods image by image, at the sites that were left out."""
-    answers = {
-        label: [
-            right(predictions_at(RunFolder.open(plan.runs / result.run), fold, reported(plan.candidates[label])))
-            for result, fold in zip(folds, plan.sites.values(), strict=True)
-        ]
-        for label, folds in scored.items()
+def _site_fold(run: RunFolder, fold: Fold) -> dict[str, Any]:
+    """The result of a model at the site that it was trained without."""
+    test = score_record(run, reported(run.config))["all"]
+    selected = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
+    confidence = predictions_at(run, fold, reported(run.config)).probabilities.max(1)
+    return {
+        "site": fold.unseen,
+        "accuracy": test["accuracy"],
+        "images": test["images"],
+        "validation": sum(site["accuracy"] for site in selected) / len(selected),  # at the training sites
+        "uncovered": fold.uncovered,  # classes that only this site has, which cannot be learned from the others
+        "run": run.path.name,
+        "method": label_of(run.config),
+        "confidence": np.quantile(confidence, np.linspace(0, 1, 21)).astype(float).round(6).tolist(),  # uncalibrated
     }
-    choice = choose(answers, groups_of(list(plan.sites.values())))
-    for one in choice.comparisons:
-        plan.say(comparison_sentence(asdict(one), choice.images))
+
+
+def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Predictions:
+    """The predictions for the unseen site, in the order of `rows_of`.
+
+    Runs save them; those of earlier versions are loaded, predict once more, and save them too.
+    """
+    rows = rows_of(fold)
+    saved = read_predictions(run.path, checkpoint)
+    if saved is not None and np.array_equal(saved.rows, rows) and np.array_equal(saved.label, fold.truth[rows]):
+        return saved
+    predictor = load_run(run.path, checkpoint)
+    with Progress(f"predicting {fold.unseen}", len(rows)) as bar:
+        logits, _ = read(predictor, predictor.store(fold.table.files), rows, bar.tick)
+    predictions = Predictions(rows, fold.truth[rows], logits.softmax(1).float().numpy())
+    save_predictions(run.path, checkpoint, predictions, fold.classes)
+    return predictions
+
+
+def rows_of(fold: Fold) -> np.ndarray:
+    """The rows of the unseen site, in the order of the table."""
+    return np.sort(np.concatenate(list(fold.test.values())))
+
+
+def _expected(folds: list[dict[str, Any]]) -> Expected:
+    return expect({fold["site"]: fold["accuracy"] for fold in folds}, {fold["site"]: fold["images"] for fold in folds})
+
+
+def _choose(plan: Plan, scored: dict[str, list[dict[str, Any]]]) -> Choice:
+    """Compare the methods image by image, at the sites that were left out."""
+    sites, right = list(plan.sites.values()), {}
+    for label, folds in scored.items():
+        checkpoint = reported(plan.candidates[label])
+        runs = [RunFolder.open(plan.runs / fold["run"]) for fold in folds]
+        predictions = [predictions_at(run, fold, checkpoint) for run, fold in zip(runs, sites, strict=True)]
+        right[label] = [saved.probabilities.argmax(1) == saved.label for saved in predictions]
+    group = plan.table.group
+    choice = choose(right, [np.array(group)[rows_of(fold)] for fold in sites] if group else None)
+    for comparison in choice.comparisons:
+        plan.say(comparison_sentence(asdict(comparison), choice.images))
     return choice
 
 
+def reported(config: Config) -> Checkpoint:
+    """The checkpoint to use: the weight average if SWAD was requested."""
+    return "swad" if config.swad else "selected"
+
+
+# The model
+
+
 def finish(
-    run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = False, choice: Choice | None = None
+    run: RunFolder, fold: Fold, folds: list[dict[str, Any]], quiet: bool = False, choice: Choice | None = None
 ) -> Model:
     """The model of a finished run, calibrated, with the facts for its card."""
     checkpoint = reported(run.config)
@@ -277,15 +307,14 @@ def finish(
         tokens = stored_tokens(model, run.config, fold.table, store, predictor.device, quiet)
     _say(quiet)(f"calibrating confidence on {calibration_images(whole):,} images of the training sites")
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
-        predictor.confidence, report = calibrate(predictor, whole, store, bar.tick, tokens)
+        predictor.confidence, calibration = calibrate(predictor, whole, store, bar.tick, tokens)
     header = load_tensors(run.checkpoint(checkpoint))[1]
-    scores = _expected(folds) if folds else None
     about: dict[str, Any] = {
         "data": data_facts(fold),
-        "expected": asdict(scores) if scores else None,
-        "folds": [asdict(one) for one in folds],
+        "expected": asdict(_expected(folds)) if folds else None,
+        "folds": folds,
         "choice": choice_facts(choice, list(fold.table.domains)) if choice else None,
-        "calibration": asdict(report),
+        "calibration": calibration,
         "backbone": backbone_facts(predictor, header["backbone"]),
         "run": run.path.name,
         "checkpoint": checkpoint,
@@ -299,14 +328,9 @@ def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
     return {**asdict(choice), "accuracy": by_site, "counted": dict(zip(sites, choice.counted, strict=True))}
 
 
-def reported(config: Config) -> Checkpoint:
-    """The checkpoint to use: the weight average if SWAD was requested."""
-    return "swad" if config.swad else "selected"
-
-
 def data_facts(fold: Fold) -> dict[str, Any]:
     """The facts about the images for the card: names and counts, no path."""
-    table: Table = fold.table
+    table = fold.table
     return {
         "sites": list(table.domains),
         "counts": table.counts(),
@@ -317,23 +341,3 @@ def data_facts(fold: Fold) -> dict[str, Any]:
         "weighted": fold.sample_weights() is not None,
         "benchmark": table.benchmark,
     }
-
-
-def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
-    wanted = reported(run.config)
-    test = score_record(run, wanted)["all"]
-    chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
-    validation = sum(site["accuracy"] for site in chosen) / len(chosen)
-    confidence = np.quantile(predictions_at(run, fold, wanted).probabilities.max(1), np.linspace(0, 1, 21))
-    return SiteFold(
-        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name,
-        label_of(run.config), confidence.astype(float).round(6).tolist(),
-    )  # fmt: skip
-
-
-def _expected(folds: list[SiteFold]) -> Expected:
-    return expect({one.site: one.accuracy for one in folds}, {one.site: one.images for one in folds})
-
-
-def _say(quiet: bool) -> Callable[[str], None]:
-    return lambda text: None if quiet else logger.info(text)

@@ -1,12 +1,7 @@
-"""Predictions of a model for the labelled images of a folder or manifest, and the images that could not be scored.
-
-answers = collect(load_predictor("model"), read_table("new-site", for_scoring=True))
-answers.label, answers.probabilities                  # (N,), (N, C), in the order of the model's classes
-"""
+"""Predictions of a model for the labelled images of a folder or manifest, and the images that could not be scored."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.files import read_csv
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_json
 from patchgen.data.table import Table
@@ -39,7 +35,6 @@ class Answers:
 
     @cached_property
     def predicted(self) -> np.ndarray:
-        """(N,) the likeliest class."""
         return self.probabilities.argmax(1)
 
     @property
@@ -59,9 +54,8 @@ class Answers:
 
     def take(self, keep: np.ndarray) -> Answers:
         """The answers for some images, given as (N,) bool."""
-        unlike = None if self.unlike is None else self.unlike[keep]
-        parts = {name: getattr(self, name)[keep] for name in ("rows", "label", "probabilities")}
-        return replace(self, **parts, unlike=unlike)
+        columns = {name: getattr(self, name) for name in ("rows", "label", "probabilities", "unlike")}
+        return replace(self, **{name: None if values is None else values[keep] for name, values in columns.items()})
 
     def known(self) -> Answers:
         """The answers for classes that the model has."""
@@ -85,14 +79,11 @@ def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> Non
         # no image is directly in its class folder: sites may have been mistaken for classes
         deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
         higher = f"; if these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
+        few = [", ".join(n[:10]) + (f" and {len(n) - 10} more" if len(n) > 10 else "") for n in (named, classes)]
         raise ValueError(
-            f"the model knows none of the data's classes ({_few(named)}); its own are {_few(classes)}"
+            f"the model knows none of the data's classes ({few[0]}); its own are {few[1]}"
             f"{did_you_mean(named[0], classes)}{higher}"
         )
-
-
-def _few(names: Sequence[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def collect(
@@ -105,15 +96,15 @@ def collect(
                          "compare with labels; its summary.md scores them after matching")  # fmt: skip
     check_classes(table, rows, classes)
     labelled = rows[table.label[rows] >= 0]
-    files = (table.file(int(row)) for row in labelled)
-    place = {name: i for i, name in enumerate(classes)}
+    number = {name: i for i, name in enumerate(classes)}
     read, label, unlike, probabilities, unreadable = [], [], [], [], []
-    for row, answer in zip(labelled.tolist(), predictor.predict(files, batch, tick), strict=True):
+    predictions = predictor.predict((table.file(int(row)) for row in labelled), batch, tick)
+    for row, answer in zip(labelled.tolist(), predictions, strict=True):
         if isinstance(answer, Unreadable):
             unreadable.append(answer)
             continue
         read.append(row)
-        label.append(place.get(table.label_name(row), UNKNOWN))
+        label.append(number.get(table.label_name(row), UNKNOWN))
         unlike.append(answer.unlike_training)
         probabilities.append(answer.probabilities)
     if not read:
@@ -121,8 +112,7 @@ def collect(
                          f"{unreadable[0].reason}); `patchgen doctor` lists what is wrong")  # fmt: skip
     if {*label} == {UNKNOWN}:
         raise ValueError(f"all {len(read):,} images that can be read are of classes that the model does not know")
-    flags = None if None in unlike else np.array(unlike)
-    columns = np.array(read), np.array(label), np.stack(probabilities), flags
+    columns = np.array(read), np.array(label), np.stack(probabilities), None if None in unlike else np.array(unlike)
     return Answers(table, classes, *columns, len(rows) - len(labelled), tuple(unreadable))
 
 
@@ -133,7 +123,6 @@ def training_sites(model: str | Path) -> tuple[list[str], dict[str, Any] | None]
         data = facts.get("data") or {}
         return sorted(set(data.get("sites", ())) - {data.get("unseen")}), facts.get("expected")
     folder = RunFolder.open(model)
-    if not (splits := folder.path / "splits.csv").is_file():
-        return [], None
-    with splits.open(newline="", encoding="utf-8") as stream:
-        return sorted({row["domain"] for row in csv.DictReader(stream)} - {folder.config.unseen}), None
+    splits = folder.path / "splits.csv"
+    rows = read_csv(splits)[1] if splits.is_file() else []
+    return sorted({row["domain"] for _, row in rows} - {folder.config.unseen}), None

@@ -3,11 +3,8 @@
     scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
     order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
 
-Higher is more important. `available` names the rankings that a classifier supports: a mask only for PatchGen, attention
-only for transformers. If the truth is known, it is an additional ranking, the upper bound, and comes with the data.
-
-Attention is recomputed from each block's queries and keys, which hooks read from the projections: the model keeps its
-fused attention and is not loaded twice.
+Higher is more important. Attention is recomputed from each block's queries and keys, which hooks read from the
+projections: the model keeps its fused attention and is not loaded twice.
 """
 
 from __future__ import annotations
@@ -109,10 +106,9 @@ def relative_map(classifier: Classifier, image: Tensor, name: str) -> np.ndarray
 
 def available(classifier: Classifier) -> tuple[str, ...]:
     """The rankings that this classifier supports."""
-    lacking = set() if classifier.has_mask else {"mask"}
-    if not has_attention(classifier.backbone):
-        lacking |= {"attention", "rollout"}
-    return tuple(name for name in RANKINGS if name not in lacking)
+    attention = _has_attention(classifier.backbone)
+    present = {"mask": classifier.has_mask, "attention": attention, "rollout": attention}
+    return tuple(name for name in RANKINGS if present.get(name, True))
 
 
 def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -> None:
@@ -121,12 +117,10 @@ def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -
         if name not in RANKINGS:
             known = ", ".join(RANKINGS)
             raise ValueError(f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {known})")
-        if name not in available(classifier):
-            reason = (
-                f"its head reads {classifier.pool!r}" if name == "mask" else "its backbone's blocks show no attention"
-            )
-            has = ", ".join(available(classifier))
-            raise ValueError(f"{whose} has no ranking {name!r}: {reason}; it has {has}")
+        if name not in (present := available(classifier)):
+            no_mask, no_attention = f"its head reads {classifier.pool!r}", "its backbone's blocks show no attention"
+            reason = no_mask if name == "mask" else no_attention
+            raise ValueError(f"{whose} has no ranking {name!r}: {reason}; it has {', '.join(present)}")
 
 
 def descending(scores: Tensor, ties: Tensor) -> Tensor:
@@ -138,12 +132,15 @@ def descending(scores: Tensor, ties: Tensor) -> Tensor:
 # Attention
 
 
-def has_attention(backbone: Backbone) -> bool:
+def _has_attention(backbone: Backbone) -> bool:
     """Whether its blocks have query and key projections; convolutional networks have none."""
     if backbone.family.convolutional:
         return False
-    modules = backbone.model.get_submodule(backbone.family.blocks).named_modules()
-    return {"q_proj", "k_proj"} <= {name.rpartition(".")[2] for name, _ in modules}
+    return {"q_proj", "k_proj"} <= _by_last_name(backbone.model.get_submodule(backbone.family.blocks)).keys()
+
+
+def _by_last_name(module: nn.Module) -> dict[str, nn.Module]:
+    return {name.rpartition(".")[2]: part for name, part in module.named_modules()}
 
 
 @torch.no_grad()
@@ -153,11 +150,11 @@ def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> li
     softmax(<q, k> / sqrt(d)), as the fused kernel computes it, from the outputs of q_proj and k_proj.
     """
     blocks = list(backbone.model.get_submodule(backbone.family.blocks))[-1 if last else 0 :]
-    projections = [_projections(block) for block in blocks]
-    seen: dict[nn.Module, Tensor] = {}
+    projections = [[_by_last_name(block)[name] for name in ("q_proj", "k_proj")] for block in blocks]
+    outputs: dict[nn.Module, Tensor] = {}
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen[module] = output
+        outputs[module] = output
 
     hooks = [module.register_forward_hook(keep) for pair in projections for module in pair]
     try:
@@ -165,19 +162,11 @@ def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> li
     finally:
         for hook in hooks:
             hook.remove()
-    heads = backbone.model.config.num_attention_heads
-    return [_mean_attention(seen[q], seen[k], heads) for q, k in projections]
-
-
-def _projections(block: nn.Module) -> tuple[nn.Module, nn.Module]:
-    modules = {name.rpartition(".")[2]: module for name, module in block.named_modules()}
-    return modules["q_proj"], modules["k_proj"]
-
-
-def _mean_attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
-    """(B,T,D) each -> (B,T,T)."""
-    q, k = (x.float().unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k))  # (B,H,T,d)
-    return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(1)
+    heads, maps = backbone.model.config.num_attention_heads, []
+    for pair in projections:
+        q, k = (outputs[module].float().unflatten(-1, (heads, -1)).transpose(1, 2) for module in pair)  # (B,H,T,d)
+        maps.append((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(1))  # (B,T,T)
+    return maps
 
 
 def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:

@@ -1,11 +1,5 @@
 """Group images that fit no known class, by the features that a run's head reads.
 
-    run, predictor = RunFolder.open("runs/4f2a9c01b7de"), load_run("runs/4f2a9c01b7de")
-    known = reference_images(run)                                  # the run's own labelled training images
-    examples = read_features(predictor, known.files)
-    groups = group_features(read_features(predictor, paths), examples.vectors, known.labels, new_classes=3)
-    groups.of("new-1")[0].path                                     # the most central image of the largest group
-
 Known classes are pinned: their labelled images stay in the cluster of their class (semi-supervised k-means). Images in
 such a cluster fit the class; the other clusters are the groups new-1, new-2, ... by size. But a new site is not a new
 class: a cluster whose images the classifier names alike and confidently gets that class (`Rule`).
@@ -23,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchgen.config import NO_DOMAIN
+from patchgen.config import NO_DOMAIN, Config
 from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
 from patchgen.predict.predictor import Checkpoint, Prediction, Predictor, Unreadable
 from patchgen.runs.folder import RunFolder
@@ -53,8 +47,8 @@ class Features(NamedTuple):
 class Rule:
     """When a group is a known class at a new site: enough of its images get one label, with enough confidence.
 
-    Calibrated on a site that was left out of training, whose classes are groups of exactly this kind: the rule accepts
-    each of them that the classifier names right. A new class that the classifier names confidently is accepted too.
+    Calibrated on a left-out site, whose classes are groups of this kind: it accepts those that the classifier names
+    right. A new class that the classifier names confidently is accepted too.
     """
 
     agreement: float = 0.9  # least share of the images with the most frequent label
@@ -74,8 +68,6 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """The group of an image."""
-
     path: Path
     group: str  # a known class, or new-1, new-2, ...
     fits_known: bool  # by its features, or because the classifier names its whole group so
@@ -102,11 +94,7 @@ class Groups:
 
 
 def reference_images(run: RunFolder, data: str | None = None, per_class: int = PER_CLASS) -> Reference:
-    """The run's own source training images of known classes, at most `per_class` of each, drawn by the run's seed.
-
-    Args:
-        data: current path of the run's data, if it has changed.
-    """
+    """At most `per_class` of the run's training images of each known class; `data`: where its data are now."""
     from patchgen.data.splits import read_splits
     from patchgen.tasks import make_fold
 
@@ -122,11 +110,11 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
     rows = np.concatenate(list(fold.train.values()))
     rng = np.random.default_rng(config.seed)
     known = fold.classes[: fold.num_known]  # the other outputs of mdg_gcd have no class yet
-    drawn = [np.sort(rng.permutation(rows[fold.target[rows] == c])[:per_class]) for c in range(len(known))]
+    drawn = {name: np.sort(rng.permutation(rows[fold.target[rows] == c])[:per_class]) for c, name in enumerate(known)}
     return Reference(
-        [fold.table.file(row) for row in np.concatenate(drawn)],
-        [name for name, rows in zip(known, drawn, strict=True) for _ in rows],
-        [name for name, rows in zip(known, drawn, strict=True) if not len(rows)],
+        [fold.table.file(row) for row in np.concatenate(list(drawn.values()))],
+        [name for name, rows in drawn.items() for _ in rows],
+        [name for name, rows in drawn.items() if not len(rows)],
     )
 
 
@@ -145,11 +133,12 @@ def read_features(
 def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule:
     """The rule for a run's model, from the predictions for left-out sites of it and of its sibling runs."""
     agreement, confidence, sites, images = [], [], [], 0
-    for sibling in _left_out_runs(run):
-        saved = read_predictions(sibling.path, checkpoint)
-        if saved is None:
+    for folder in sorted(run.path.resolve().parent.iterdir()):
+        site = _site_left_out(folder, run.config)
+        saved = read_predictions(folder, checkpoint) if site else None
+        if site is None or saved is None:
             continue
-        sites.append(str(sibling.config.unseen))
+        sites.append(site)
         images += len(saved.label)
         predicted, sure = saved.probabilities.argmax(1), saved.probabilities.max(1)
         for name in np.unique(saved.label):
@@ -162,31 +151,25 @@ def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule
     return Rule(min(agreement), max(0.5, min(confidence)), tuple(dict.fromkeys(sites)), images)
 
 
-def _left_out_runs(run: RunFolder) -> list[RunFolder]:
-    """The run, and those beside it with the same settings that left out a site."""
-    config, siblings = run.config, []
-    for folder in sorted(run.path.resolve().parent.iterdir()):
-        if not (folder / "done").is_file():
-            continue
-        with suppress(ValueError, OSError):
-            sibling = RunFolder.open(folder)
-            if sibling.config.unseen != NO_DOMAIN and replace(sibling.config, unseen=config.unseen) == config:
-                siblings.append(sibling)
-    return siblings
+def _site_left_out(folder: Path, config: Config) -> str | None:
+    """The site that a finished run with the same settings left out; None for anything else."""
+    with suppress(ValueError, OSError):
+        other = RunFolder.open(folder).config if (folder / "done").is_file() else None
+        if other and other.unseen != NO_DOMAIN and replace(other, unseen=config.unseen) == config:
+            return str(other.unseen)
+    return None
 
 
 def group_features(
     features: Features, known_features: np.ndarray, known_labels: Sequence[str], *, new_classes: int | None = None,
     at_most: int | None = None, seed: int = 1, rule: Rule = Rule(),  # noqa: B008  frozen
 ) -> Groups:  # fmt: skip
-    """Semi-supervised k-means with the known classes pinned.
+    """Semi-supervised k-means with the known classes pinned by unit vectors (M, D) and labels (M,).
 
     Args:
-        known_features: (M, D) unit vectors of `known_labels` (M,).
         new_classes: clusters in addition to the known classes; estimated by default.
         at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
             at least LOOK_AT_LEAST and at most the number of images.
-        rule: When a group gets the class that the classifier names.
     """
     known, images = len(set(known_labels)), len(features.predictions)
     if not images:
@@ -211,11 +194,12 @@ def group_features(
     cluster = distances.argmin(1)
     classes = list(map(str, kmeans.labelled_classes))
     named = _named_by_classifier(features, cluster, classes, rule)
-    names = _name_clusters(classes, [c for c in cluster.tolist() if c not in named]) | named
-    members = _members(features, distances, names, classes)
-    new = [name for name in dict.fromkeys(names.values()) if name not in classes]
+    sizes = Counter(c for c in sorted(cluster.tolist()) if c >= known and c not in named)
+    free = (f"new-{i}" for i in count(1) if f"new-{i}" not in classes)  # a class of an earlier round may have this name
+    new = {c: next(free) for c, _ in sizes.most_common()}
+    members = _members(features, distances, dict(enumerate(classes)) | new | named, classes)
     renamed = Counter(named[c] for c in cluster.tolist() if c in named)
-    return Groups(members, new, classes, estimate, features.unreadable, rule, dict(renamed))
+    return Groups(members, list(new.values()), classes, estimate, features.unreadable, rule, dict(renamed))
 
 
 def _named_by_classifier(features: Features, cluster: np.ndarray, classes: Sequence[str], rule: Rule) -> dict[int, str]:
@@ -244,27 +228,18 @@ def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
     return np.sort(shuffled.groupby(shuffled).head(most).index)
 
 
-def _name_clusters(known: Sequence[str], member: Sequence[int]) -> dict[int, str]:
-    """Cluster -> name: known classes by their own, the others that have members new-1, new-2, ... by size."""
-    names = dict(enumerate(known))
-    sizes = Counter(cluster for cluster in sorted(member) if cluster >= len(known))
-    free = (f"new-{i}" for i in count(1) if f"new-{i}" not in known)  # a class of an earlier round may have this name
-    return names | {cluster: next(free) for cluster, _ in sizes.most_common()}
-
-
 def _members(
     features: Features, distances: np.ndarray, names: Mapping[int, str], classes: Sequence[str]
 ) -> list[Member]:
     to_known = distances[:, : len(classes)]
     alone = np.full((len(distances), 1), np.inf)  # the second nearest centre, if there is only one
     first, second = np.sort(np.hstack([distances, alone]), axis=1)[:, :2].T
-    confidence, ratio = 1 - _ratio(first, second), _ratio(first, to_known.min(1))
-    numbers = zip(
-        *(x.tolist() for x in (distances.argmin(1), first, confidence, to_known.argmin(1), ratio)), strict=True
-    )
+    columns = distances.argmin(1), first, 1 - _ratio(first, second), to_known.argmin(1), _ratio(first, to_known.min(1))
     return [
-        Member(image.path, names[c], names[c] in classes, distance, sure, names[near], share, image.mask)
-        for image, (c, distance, sure, near, share) in zip(features.predictions, numbers, strict=True)
+        Member(image.path, names[c], names[c] in classes, distance, confidence, names[near], ratio, image.mask)
+        for image, c, distance, confidence, near, ratio in zip(
+            features.predictions, *(column.tolist() for column in columns), strict=True
+        )
     ]
 
 

@@ -4,8 +4,7 @@
     write_columns("tiles.parquet", {"path": names, **embedded.vectors})        # or tiles.npz
 
 `features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
-are the class token and the mean patch token of the same tuned backbone, without any selection. `load_embedder` also
-takes a bare encoder, such as `dinov2-small` or a folder of transformers or timm.
+are the class token and the mean patch token of the same tuned backbone, without any selection.
 """
 
 from __future__ import annotations
@@ -50,20 +49,14 @@ def check_target(path: Path) -> None:
 
 
 def load_embedder(
-    source: str,
-    checkpoint: Checkpoint = "selected",
-    image_size: int = 224,
-    *,
-    backbone: str | None = None,
-    allow_download: bool = False,
-    **device: Any,
-) -> Predictor:
+    source: str, checkpoint: Checkpoint = "selected", image_size: int = 224, *, backbone: str | None = None,
+    allow_download: bool = False, **device: Any,
+) -> Predictor:  # fmt: skip
     """A model or run folder; or a bare encoder: a name, a hub id, a folder of transformers or timm, a weight file.
 
     Args:
         image_size: Of a bare encoder, whose `features` are its class token; a trained model has its own size.
         backbone, allow_download: As for `load_predictor`; a bare encoder is named by the user, and may be downloaded.
-        device: As for `Predictor`: accelerator and precision.
     """
     path = expanded(source)
     if is_model_folder(path) or (path / "config.yaml").is_file():

@@ -3,7 +3,9 @@
     results = evaluate(collect(predictor, table, rows), positive="tumour")
     results["metrics"]["balanced_accuracy"], results["intervals"]["balanced_accuracy"], results["sites"]["lyon"]
 
-Images of classes that the model does not know, unlabelled ones and broken ones are counted and left out.
+Images of classes that the model does not know, unlabelled ones and broken ones are counted and left out. Intervals are
+of the bootstrap: the 2.5th to the 97.5th percentile of resamples. Images of a patient are similar, so patients are
+resampled, and all images of a patient that is drawn twice count twice.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import numpy as np
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
-from patchgen.predict.intervals import LEVEL, Ranking, bootstrap, counted
 from patchgen.tasks.metrics import (
     RANKED,
     accuracy,
@@ -28,6 +29,7 @@ from patchgen.tasks.metrics import (
 )
 from patchgen.train.evaluate import patient_scores
 
+LEVEL, SEED = 0.95, 20  # of the intervals
 RESAMPLES = 1000
 WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
 FEWEST = 100  # minimum number of resamples for an interval
@@ -44,19 +46,18 @@ METRICS = {
     "mean_confidence": "mean confidence",
 }
 
+Tick = Callable[[int], None]
+Values = Mapping[str, float | None]  # None: undefined
+ByClass = dict[str, list[float | None]]
+
 
 def evaluate(
-    answers: Answers,
-    positive: str | None = None,
-    resamples: int = RESAMPLES,
-    trained_on: Sequence[str] = (),
-    tick: Callable[[int], None] | None = None,
-    expected: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    answers: Answers, positive: str | None = None, resamples: int = RESAMPLES, trained_on: Sequence[str] = (),
+    tick: Tick | None = None, expected: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """All metrics of a model's answers, ready for JSON.
 
     Args:
-        answers: Of `collect`.
         positive: A class of the model; adds the scores of this class against all others.
         resamples: Draws of the bootstrap; 0 leaves the intervals out.
         trained_on: Names of the sites of training, to warn of those that occur again.
@@ -68,24 +69,30 @@ def evaluate(
     """
     check_options(positive, resamples, answers.classes)
     known = answers.known()
-    unit, name = units(known)
+    unit, unit_name = units(known)
+    count = int(unit.max()) + 1
     per_class, sites = _per_class(known), _sites(known, resamples, trained_on)
-    positive_class = per_class[positive] if positive else None
+    spans = _intervals(known, unit, positive, resamples, tick)
+    present = np.unique(known.label)
+    alone = f"all scored images are of class {known.classes[present[0]]!r}; it needs images of two classes"
+    named = [*METRICS, *(["patient_accuracy"] if known.table.group else [])]
+    binary = positive and {**per_class[positive], "prevalence": per_class[positive]["images"] / len(known.rows)}
     results: dict[str, Any] = {
         "images": _counts(answers),
         "classes": list(known.classes),
         "metrics": metrics(known),
-        "undefined": _undefined(known),
-        **_intervals(known, unit, positive, resamples, tick),
+        "undefined": dict.fromkeys(RANKED, alone) if len(present) == 1 else {},
+        "intervals": {name: spans[name] for name in named if name in spans},
+        "binary_intervals": {n.removeprefix(POSITIVE): span for n, span in spans.items() if n.startswith(POSITIVE)},
         "bootstrap": {
-            "unit": name,
-            "units": int(unit.max()) + 1,
-            "resamples": resamples if unit.max() > 0 else 0,
-            "resamples_ranked": _ranked_draws(known, resamples) if unit.max() > 0 else 0,
+            "unit": unit_name,
+            "units": count,
+            "resamples": resamples if count > 1 else 0,
+            "resamples_ranked": _ranked_draws(known, resamples) if count > 1 else 0,
             "level": LEVEL,
         },
         "positive": positive,
-        "binary": positive_class and {**positive_class, "prevalence": positive_class["images"] / len(known.rows)},
+        "binary": binary,
         "per_class": per_class,
         "confusion": confusion(known).tolist(),
         "reliability": [reliability_bin._asdict() for reliability_bin in reliability(known.confidence, known.right)],
@@ -111,9 +118,6 @@ def bootstrap_draws(answers: Answers, resamples: int) -> int:
     return (resamples + _ranked_draws(known, resamples)) if units(known)[0].max() > 0 else 0
 
 
-# Parts
-
-
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
     """(C, C) true x predicted, with images weighted by `weights`."""
     side = len(answers.classes)
@@ -126,69 +130,6 @@ def metrics(answers: Answers) -> dict[str, Any]:
     values = scores(confusion(answers)) | probability_scores(answers.label, answers.probabilities)
     values["mean_confidence"] = float(answers.confidence.mean())
     return {name: values[name] for name in METRICS}
-
-
-def units(answers: Answers) -> tuple[np.ndarray, str]:
-    """(N,) units of the bootstrap, as 0 .. K-1, and their name: patients, or images if no group is known."""
-    group = answers.table.group
-    if group is None:
-        return np.arange(len(answers.rows)), "images"
-    return np.unique([group[row] for row in answers.rows], return_inverse=True)[1], "patients"
-
-
-def _ranked_draws(answers: Answers, resamples: int) -> int:
-    draws = min(resamples, WORK // answers.probabilities.size)
-    return draws if draws >= FEWEST else 0
-
-
-def _intervals(
-    answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Callable[[int], None] | None
-) -> dict[str, dict[str, list[float] | None]]:
-    """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
-
-    def named(
-        values: Mapping[str, float | None], by_class: Mapping[str, list[float | None]]
-    ) -> dict[str, float | None]:
-        index = answers.classes.index(positive) if positive else None
-        of_class = {} if index is None else {POSITIVE + name: column[index] for name, column in by_class.items()}
-        return {**values, **of_class}
-
-    def counts(weights: np.ndarray) -> dict[str, float | None]:
-        square = confusion(answers, weights)
-        by_class = counted(square)
-        values = {
-            "accuracy": accuracy(square),
-            "balanced_accuracy": mean(by_class["recall"]),
-            "macro_f1": mean(by_class["f1"]),
-            "patient_accuracy": _patient_accuracy(unit, weights, answers.right),
-        }
-        return named(values, by_class)
-
-    def ranks(weights: np.ndarray) -> dict[str, float | None]:
-        by_class = rank(weights)
-        return named({name: mean(column) for name, column in by_class.items()}, by_class)
-
-    drawn = bootstrap(counts, unit, resamples, tick)
-    if draws := _ranked_draws(answers, resamples):
-        rank = Ranking(answers.label, answers.probabilities)
-        drawn |= bootstrap(ranks, unit, draws, tick)
-    spans = {name: list(span) if span else None for name, span in drawn.items()}
-    names = [*METRICS, *(["patient_accuracy"] if answers.table.group else [])]
-    return {
-        "intervals": {name: spans[name] for name in names if name in spans},
-        "binary_intervals": {
-            name.removeprefix(POSITIVE): span for name, span in spans.items() if name.startswith(POSITIVE)
-        },
-    }
-
-
-def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) -> float:
-    """Mean over the drawn patients of the share of their images that are right."""
-    images, hits = np.bincount(unit, weights), np.bincount(unit, weights * right)
-    times = np.zeros(len(images))
-    times[unit] = weights
-    drawn = times > 0
-    return float(hits[drawn] / images[drawn] @ times[drawn] / times.sum())
 
 
 def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
@@ -208,15 +149,14 @@ def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[
         part, name = answers.take(answers.site == index), answers.table.domains[index]
         unit, _ = units(part)
 
-        def site_accuracy(weights: np.ndarray, right: np.ndarray = part.right) -> dict[str, float | None]:
+        def site_accuracy(weights: np.ndarray, right: np.ndarray = part.right) -> Values:
             return {"accuracy": float(weights @ right / weights.sum())}
 
-        interval = bootstrap(site_accuracy, unit, resamples).get("accuracy")
         sites[name] = {
             "images": len(part.rows),
             "units": int(unit.max()) + 1,
             **metrics(part),
-            "accuracy_interval": list(interval) if interval else None,
+            "accuracy_interval": bootstrap(site_accuracy, unit, resamples).get("accuracy"),
             "unlike_training": None if part.unlike is None else float(part.unlike.mean()),
             "in_training": name in trained_on,
         }
@@ -241,14 +181,13 @@ def against_expected(sites: Mapping[str, Mapping[str, Any]], expected: Mapping[s
 def expected_line(comparison: Mapping[str, Any]) -> str:
     """`fit expected 0.71 to 0.94 at a new site; measured 0.925 at lyon: inside.`"""
     span, sites = comparison["new_site"], comparison["sites"]
-    said = f"{span[0]:.2f} to {span[1]:.2f}" if span else f"{comparison['mean']:.2f} (without an interval)"
+    range_text = f"{span[0]:.2f} to {span[1]:.2f}" if span else f"{comparison['mean']:.2f} (without an interval)"
     measured = [
         f"{site['accuracy']:.3f} at {name}" + (f": {site['verdict']}" if site["verdict"] else "")
         for name, site in sites.items()
     ]
-    return f"fit expected {said} at a new site; " + (
-        f"measured {', '.join(measured)}." if measured else "no scored site is new to the model."
-    )
+    outcome = f"measured {', '.join(measured)}" if measured else "no scored site is new to the model"
+    return f"fit expected {range_text} at a new site; {outcome}."
 
 
 def _patients(answers: Answers) -> dict[str, Any] | None:
@@ -272,6 +211,122 @@ def _patients(answers: Answers) -> dict[str, Any] | None:
     return {**patient_scores(names, label, probabilities), "each": lines}
 
 
+# Intervals
+
+
+def units(answers: Answers) -> tuple[np.ndarray, str]:
+    """(N,) units of the bootstrap, as 0 .. K-1, and their name: patients, or images if no group is known."""
+    group = answers.table.group
+    if group is None:
+        return np.arange(len(answers.rows)), "images"
+    return np.unique([group[row] for row in answers.rows], return_inverse=True)[1], "patients"
+
+
+def _ranked_draws(answers: Answers, resamples: int) -> int:
+    draws = min(resamples, WORK // answers.probabilities.size)
+    return draws if draws >= FEWEST else 0
+
+
+def _intervals(
+    answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Tick | None
+) -> dict[str, list[float] | None]:
+    """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
+    index = answers.classes.index(positive) if positive else None
+    rank = Ranking(answers.label, answers.probabilities)
+
+    def with_positive(values: Values, by_class: ByClass) -> Values:
+        return {**values, **({} if index is None else {POSITIVE + n: column[index] for n, column in by_class.items()})}
+
+    def counts(weights: np.ndarray) -> Values:
+        square = confusion(answers, weights)
+        by_class = class_counts(square)
+        values = {
+            "accuracy": accuracy(square),
+            "balanced_accuracy": mean(by_class["recall"]),
+            "macro_f1": mean(by_class["f1"]),
+            "patient_accuracy": _patient_accuracy(unit, weights, answers.right),
+        }
+        return with_positive(values, by_class)
+
+    def ranks(weights: np.ndarray) -> Values:
+        by_class = rank(weights)
+        return with_positive({name: mean(column) for name, column in by_class.items()}, by_class)
+
+    spans = bootstrap(counts, unit, resamples, tick)
+    if draws := _ranked_draws(answers, resamples):
+        spans |= bootstrap(ranks, unit, draws, tick)
+    return spans
+
+
+def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) -> float:
+    """Mean over the drawn patients of the share of their images that are right."""
+    images, hits = np.bincount(unit, weights), np.bincount(unit, weights * right)
+    times = np.zeros(len(images))
+    times[unit] = weights
+    drawn = times > 0
+    return float(hits[drawn] / images[drawn] @ times[drawn] / times.sum())
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], Values], unit: np.ndarray, resamples: int, tick: Tick | None = None
+) -> dict[str, list[float] | None]:
+    """Intervals of the values of `statistic`.
+
+    Args:
+        statistic: Called with the number of times that each image (N,) counts in a resample.
+        unit: (N,) the patient of each image, as 0 .. K-1.
+        tick: Called with 1 after each resample.
+
+    Returns:
+        None for a value that is undefined in more than half of the resamples; an empty dict with fewer than two units.
+    """
+    count = int(unit.max()) + 1
+    if count < 2:
+        return {}
+    rng, drawn = np.random.default_rng(SEED), list[Values]()
+    for _ in range(resamples):
+        times = np.bincount(rng.integers(count, size=count), minlength=count)
+        drawn.append(statistic(times[unit]))
+        if tick:
+            tick(1)
+    spans: dict[str, list[float] | None] = {}
+    for name in drawn[0] if drawn else ():
+        defined = [value for values in drawn if (value := values[name]) is not None]
+        ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+        spans[name] = None if 2 * len(defined) < len(drawn) else np.quantile(defined, ends).tolist()
+    return spans
+
+
+class Ranking:
+    """As `class_ranking` for one set of labels (N,) and probabilities (N, C), under any weights.
+
+    scikit-learn sorts, and checks its arguments, at every call. Here images are sorted once by the falling probability
+    of each class; those of equal probability share a threshold.
+    """
+
+    def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
+        self.classes = []
+        for c, probability in enumerate(probabilities.T):
+            order = np.argsort(-probability, kind="stable")
+            last = np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))  # of each threshold
+            self.classes.append((order, label[order] == c, last))
+
+    def __call__(self, weights: np.ndarray) -> ByClass:
+        """AUROC and average precision of each class, each image counting `weights` (N,) times."""
+        pairs = [_areas(weights[order], is_class, last) for order, is_class, last in self.classes]
+        return {name: list(values) for name, values in zip(RANKED, zip(*pairs, strict=True), strict=True)}
+
+
+def _areas(weights: np.ndarray, is_class: np.ndarray, last: np.ndarray) -> tuple[float | None, float | None]:
+    seen, hits = np.cumsum(weights)[last], np.cumsum(weights * is_class)[last]
+    others = seen - hits
+    if not hits[-1] or not others[-1]:
+        return None, None
+    gained, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
+    area = np.diff(others, prepend=0) @ (hits + before) / 2  # trapezoids under the ROC curve
+    return float(area / hits[-1] / others[-1]), float(gained @ (hits / np.maximum(seen, 1)) / hits[-1])
+
+
 # What a reader must know
 
 
@@ -284,14 +339,6 @@ def _counts(answers: Answers) -> dict[str, Any]:
         "unlabelled": answers.unlabelled,
         "unreadable": len(answers.unreadable),
     }
-
-
-def _undefined(answers: Answers) -> dict[str, str]:
-    present = np.unique(answers.label)
-    if len(present) > 1:
-        return {}
-    why = f"all scored images are of class {answers.classes[present[0]]!r}; it needs images of two classes"
-    return dict.fromkeys(RANKED, why)
 
 
 def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: Sequence[str]) -> list[str]:

@@ -5,13 +5,10 @@
 
 ONNX: input `pixels` (N, 3, S, S) float32, RGB, resized to the square S x S, divided by 255. The backbone's mean and
 deviation and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method
-has one, `mask` (N, h, w) in [0, 1]. N is dynamic. Classes, preprocessing and licence are in the file's metadata.
+has one, `mask` (N, h, w) in [0, 1]. Classes, preprocessing and licence are in the file's metadata.
 
-WSInfer: a patch of `patch` pixels at `spacing` microns per pixel is resized to S x S, divided by 255 and normalised,
-all by the program; softmax is its part too. Masks are not part of the format.
-
-    torchscript_model.pt   normalised pixels (N, 3, S, S) -> logits (N, C) over the temperature
-    config.json            spec_version 1.0: classes, patch size and spacing in microns per pixel, and the transforms
+WSInfer: torchscript_model.pt maps normalised pixels (N, 3, S, S) to logits (N, C) over the temperature; config.json
+tells the program how to cut, resize and normalise patches. It computes the softmax, and knows no masks.
 """
 
 from __future__ import annotations
@@ -96,60 +93,7 @@ def require_extra() -> None:
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 
-def _check_exportable(predictor: Predictor, images: Sequence[np.ndarray], format: str) -> None:
-    """ValueError for a model with stain normalisation, or with outputs that are not finite."""
-    if predictor.stain:
-        raise ValueError(
-            f"this model normalises the stains of every image first (--stain macenko), which {format} cannot do; "
-            "use `patchgen predict`, or train without --stain"
-        )
-    predictor.score(images[:1])
-
-
-class _InDouble(TorchFunctionMode):
-    """Lets `.float()` inside a model keep double precision."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].double() if func is Tensor.float else func(*args, **(kwargs or {}))
-
-
-@torch.inference_mode()
-def float32_noise(predictor: Predictor, images: Sequence[np.ndarray]) -> dict[str, float]:
-    """How much each output changes when the same network is computed in double precision: its rounding in float32."""
-    pixels = torch.from_numpy(pixels_of(images[:NOISE_IMAGES]))
-    whole = Exported(predictor.model, predictor.confidence.temperature, OUTPUTS)
-    single = whole(pixels.to(predictor.device))
-    with _InDouble():
-        double = copy.deepcopy(whole).cpu().double()(pixels.double())
-    assert double[0].dtype == torch.float64
-    return {n: float((a.cpu() - b).abs().max()) for n, a, b in zip(whole.outputs, single, double, strict=True)}
-
-
-def judged(differences: Mapping[str, float], noise: Mapping[str, float], file: str) -> dict[str, Difference]:
-    """The differences with what is allowed of each."""
-    judgements = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in differences.items()}
-    wrong = [
-        f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in judgements.items() if not d.value <= d.allowed
-    ]
-    if wrong:
-        raise ValueError(f"the outputs of {file} differ from the model's ({'; '.join(wrong)}); it was removed")
-    return judgements
-
-
-def compare(
-    predictor: Predictor, run: Callable[[Sequence[np.ndarray]], Mapping[str, np.ndarray]], images: Sequence[np.ndarray]
-) -> dict[str, float]:
-    """The largest absolute difference of each output of `run` over the images, at several batch sizes."""
-    worst: dict[str, float] = {}
-    for batch in BATCHES:
-        for start in range(0, len(images) if batch > 1 else 1, batch):
-            part = images[start : start + batch]
-            predictions = predictor.score(part)
-            for name, values in run(part).items():
-                gap = float(np.abs(values - np.stack([getattr(prediction, name) for prediction in predictions])).max())
-                # comparisons with nan are always false, and must not look like agreement
-                worst[name] = gap if np.isnan(gap) else max(worst.get(name, 0.0), gap)
-    return worst
+# ONNX
 
 
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, Difference]:
@@ -164,24 +108,16 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
     """
     require_extra()
     _check_exportable(predictor, images, "an ONNX file")
-    with replacing(target) as temporary:
-        noise = float32_noise(predictor, images)
-        _write(predictor, temporary)
-        session = open_session("onnx", temporary, torch.get_num_threads(), half=False)
-        differences = compare(predictor, lambda part: session(pixels_of(part)), images)
-        return judged(differences, noise, "the ONNX file")
-
-
-def _write(predictor: Predictor, path: Path) -> None:
-    import onnx
-
-    size = predictor.config.image_size
     whole = Exported(merged(predictor.model.cpu()), predictor.confidence.temperature, OUTPUTS)
-    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    write_graph(predictor, whole, example, path)
-    written = onnx.load(path)
-    onnx.helper.set_model_props(written, _metadata(predictor))
-    onnx.save(written, path)
+    with replacing(target) as temporary:
+        write_graph(predictor, whole, _example(predictor), temporary)
+        import onnx
+
+        written = onnx.load(temporary)
+        onnx.helper.set_model_props(written, _metadata(predictor))
+        onnx.save(written, temporary)
+        session = open_session("onnx", temporary, torch.get_num_threads(), half=False)
+        return _verified(predictor, images, lambda part: session(_pixels_of(part)), "the ONNX file")
 
 
 def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Path) -> None:
@@ -203,9 +139,14 @@ def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Pa
             predictor.model.to(predictor.device)
 
 
-def _metadata(predictor: Predictor) -> dict[str, str]:
-    backbone = predictor.model.backbone
+def _example(predictor: Predictor) -> Tensor:
     size = predictor.config.image_size
+    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def _metadata(predictor: Predictor) -> dict[str, str]:
+    model, size = predictor.model, predictor.config.image_size
+    backbone = model.backbone
     facts: dict[str, Any] = {
         "classes": json.dumps(list(predictor.classes)),
         "preprocessing": f"RGB, upright, resized to {size} x {size} ({backbone.interpolation}, antialiased), divided "
@@ -218,11 +159,12 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
         "backbone_licence": backbone.licence,
         "patchgen": __version__,
     }
-    if predictor.model.has_mask:
-        facts["mask"] = (
-            f"{NOTICE}; {predictor.model.grid[0]} x {predictor.model.grid[1]} patches, 0 left out, 1 selected"
-        )
+    if model.has_mask:
+        facts["mask"] = f"{NOTICE}; {model.grid[0]} x {model.grid[1]} patches, 0 left out, 1 selected"
     return {name: str(value) for name, value in facts.items()}
+
+
+# WSInfer
 
 
 def check_folder(target: Path) -> None:
@@ -245,23 +187,29 @@ def export_wsinfer(
     """
     check_folder(target)
     _check_exportable(predictor, images, "WSInfer")
-    with replacing_folder(target) as temporary:
+    with replacing_folder(target) as temporary, warnings.catch_warnings():
+        # of TorchScript's age, and of fixed shapes, which are intended except for N: `_verified` checks that
+        warnings.simplefilter("ignore")
+        file = str(temporary / TORCHSCRIPT)
         try:
-            _trace(predictor).save(str(temporary / TORCHSCRIPT))
+            # on the CPU, from which any device can load it
+            whole = Logits(merged(predictor.model.cpu()), predictor.confidence.temperature).eval()
+            with torch.inference_mode():
+                torch.jit.trace(whole, _example(predictor), check_trace=False).save(file)
         except (RuntimeError, torch.jit.TracingCheckError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"method {predictor.config.method!r} cannot become TorchScript: {reason}") from error
+        finally:
+            predictor.model.to(predictor.device)
         text = json_text(_wsinfer_config(predictor, spacing, patch))
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the format is WSInfer's choice
-            loaded = torch.jit.load(str(temporary / TORCHSCRIPT), map_location="cpu")
+        loaded = torch.jit.load(file, map_location="cpu")
 
         @torch.inference_mode()
         def run(part: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
             return {"probabilities": loaded(predictor.inputs(part).cpu()).softmax(1).numpy()}
 
-        return judged(compare(predictor, run, images), float32_noise(predictor, images), "the TorchScript file")
+        return _verified(predictor, images, run, "the TorchScript file")
 
 
 def _wsinfer_config(predictor: Predictor, spacing: float, patch: int) -> dict[str, Any]:
@@ -282,20 +230,63 @@ def _wsinfer_config(predictor: Predictor, spacing: float, patch: int) -> dict[st
     }
 
 
-def _trace(predictor: Predictor) -> torch.jit.ScriptModule:
-    """On the CPU, from which any device can load it."""
-    size = predictor.config.image_size
-    whole = Logits(merged(predictor.model.cpu()), predictor.confidence.temperature).eval()
-    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fixed shapes, which are intended except for N: `compare` checks that
-            return torch.jit.trace(whole, example, check_trace=False)
-    finally:
-        predictor.model.to(predictor.device)
+# Checks
 
 
-def pixels_of(images: Sequence[np.ndarray]) -> np.ndarray:
+def _check_exportable(predictor: Predictor, images: Sequence[np.ndarray], format: str) -> None:
+    """ValueError for a model with stain normalisation, or with outputs that are not finite."""
+    if predictor.stain:
+        raise ValueError(
+            f"this model normalises the stains of every image first (--stain macenko), which {format} cannot do; "
+            "use `patchgen predict`, or train without --stain"
+        )
+    predictor.score(images[:1])
+
+
+def _verified(
+    predictor: Predictor, images: Sequence[np.ndarray], run: Callable[[Sequence[np.ndarray]], Mapping[str, np.ndarray]],
+    file: str,
+) -> dict[str, Difference]:  # fmt: skip
+    """The largest difference of each output of `run`, at several batch sizes; ValueError for one that is too large."""
+    worst: dict[str, float] = {}
+    for batch in BATCHES:
+        for start in range(0, len(images) if batch > 1 else 1, batch):
+            part = images[start : start + batch]
+            predictions = predictor.score(part)
+            for name, values in run(part).items():
+                gap = float(np.abs(values - np.stack([getattr(prediction, name) for prediction in predictions])).max())
+                # comparisons with nan are always false, and must not look like agreement
+                worst[name] = gap if np.isnan(gap) else max(worst.get(name, 0.0), gap)
+    noise = _float32_noise(predictor, images)
+    differences = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in worst.items()}
+    wrong = [
+        f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in differences.items() if not d.value <= d.allowed
+    ]
+    if wrong:
+        raise ValueError(f"the outputs of {file} differ from the model's ({'; '.join(wrong)}); it was removed")
+    return differences
+
+
+class _InDouble(TorchFunctionMode):
+    """Lets `.float()` inside a model keep double precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].double() if func is Tensor.float else func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def _float32_noise(predictor: Predictor, images: Sequence[np.ndarray]) -> dict[str, float]:
+    """How much each output changes when the same network is computed in double precision: its rounding in float32."""
+    pixels = torch.from_numpy(_pixels_of(images[:NOISE_IMAGES]))
+    whole = Exported(predictor.model, predictor.confidence.temperature, OUTPUTS)
+    single = whole(pixels.to(predictor.device))
+    with _InDouble():
+        double = copy.deepcopy(whole).cpu().double()(pixels.double())
+    assert double[0].dtype == torch.float64
+    return {n: float((a.cpu() - b).abs().max()) for n, a, b in zip(whole.outputs, single, double, strict=True)}
+
+
+def _pixels_of(images: Sequence[np.ndarray]) -> np.ndarray:
     """(S, S, 3) uint8 images -> the file's input, (N, 3, S, S) float32 in [0, 1]."""
     return np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255
 

@@ -60,10 +60,6 @@ class Subject:
     def patches(self) -> int:
         return self.model.grid[0] * self.model.grid[1]
 
-    @property
-    def has_mask(self) -> bool:
-        return self.model.has_mask
-
     @cached_property
     def truth(self) -> np.ndarray | None:
         """(N,P) bool: C* of every row, None if it is not known."""
@@ -114,13 +110,28 @@ def open_subjects(
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise ValueError("the same run is named twice; leave it out of --against")
     folders, fold = open_runs(runs, data)
-    names = zip(folders, _names(folders), strict=True)
-    return [open_subject(folder, name, fold, checkpoint, **device) for folder, name in names]
+    names = [f"{f.config.method}@{f.config.pool}" if f.config.pool else f.config.method for f in folders]
+    subjects = []
+    for folder, name in zip(folders, names, strict=True):
+        own_name = name if names.count(name) == 1 else f"{name} {folder.path.resolve().name[:6]}"
+        subjects.append(open_subject(folder, own_name, fold, checkpoint, **device))
+    return subjects
 
 
 def open_runs(runs: Sequence[str | Path], data: str | None) -> tuple[list[RunFolder], Fold]:
     """Finished runs of one fold on the same data, and the fold."""
-    folders = [_finished(run) for run in runs]
+    folders = [RunFolder.open(run) for run in runs]
+    for folder in folders:
+        if not folder.done:
+            raise ValueError(
+                f"{folder.path} is not finished (it has no file `done`); the same `patchgen train` command resumes it"
+            )
+        folder.require_plugins()
+        if method_class(folder.config.method).mask == "true":
+            raise ValueError(
+                f"{folder.path}: method {folder.config.method!r} uses the true mask, an upper bound and not a "
+                "classifier of its own; leave it out"
+            )
     first = folders[0].config
     fold = make_fold(replace(first, data=data) if data else first)
     for folder in folders:
@@ -131,19 +142,6 @@ def open_runs(runs: Sequence[str | Path], data: str | None) -> tuple[list[RunFol
             )
         _check_data(folder, fold, data)
     return folders, fold
-
-
-def _finished(run: str | Path) -> RunFolder:
-    folder = RunFolder.open(run)
-    if not folder.done:
-        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command resumes it")
-    folder.require_plugins()
-    if method_class(folder.config.method).mask == "true":
-        raise ValueError(
-            f"{run}: method {folder.config.method!r} uses the true mask, an upper bound and not a "
-            "classifier of its own; leave it out"
-        )
-    return folder
 
 
 def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
@@ -167,34 +165,27 @@ def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
         ) from error
 
 
-def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """The method, with its pool if it was set; if two are the same, followed by the run's name."""
-    plain = [f"{f.config.method}@{f.config.pool}" if f.config.pool else f.config.method for f in folders]
-    ids = [folder.path.resolve().name[:6] for folder in folders]
-    return [name if plain.count(name) == 1 else f"{name} {i}" for name, i in zip(plain, ids, strict=True)]
-
-
 # Which images
 
 
 def unseen_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
-    """Rows of the unseen domain whose class has an output, evenly over the classes."""
+    """At most `count` rows of the unseen domain whose class has an output, evenly over the classes."""
     if not fold.test:
         raise ValueError("the run was trained on all domains (--unseen none): it has no unseen image to diagnose with")
     rows = np.concatenate([fold.test["in"], fold.test["out"]])
     rows = rows[(fold.truth[rows] >= 0) & (fold.truth[rows] < min(fold.num_known, len(fold.classes)))]
     if not len(rows):
         raise ValueError(f"the unseen domain {fold.unseen!r} has no labelled image of a known class to diagnose with")
-    return evenly(rows, fold.truth[rows], count, seed)
+    return _evenly(rows, fold.truth[rows], count, seed)
 
 
 def geometry_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
     """At most `count` rows of each domain, none of which was trained on."""
-    parts = [evenly(rows, fold.truth[rows], count, seed) for rows in fold.validation.values()]
+    parts = [_evenly(rows, fold.truth[rows], count, seed) for rows in fold.validation.values()]
     return np.concatenate([*parts, unseen_rows(fold, count, seed)])
 
 
-def evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.ndarray:
+def _evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.ndarray:
     """`count` of the rows, drawn by the seed, from each class in turn."""
     import pandas as pd
 
@@ -256,12 +247,9 @@ def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[l
 
 
 def score_members(
-    folders: Sequence[RunFolder],
-    fold: Fold,
-    checkpoint: Checkpoint,
-    tick: Callable[[int], None] | None = None,
+    folders: Sequence[RunFolder], fold: Fold, checkpoint: Checkpoint, tick: Callable[[int], None] | None = None,
     **device: Any,
-) -> Ensemble:
+) -> Ensemble:  # fmt: skip
     """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
     each, members = [], []
     for folder in folders:

@@ -1,10 +1,8 @@
 """The model folder: a deployable model with everything needed to use it offline.
 
-    config.json        classes, settings, preprocessing, calibration, what to expect, and the digest of the tensors
-    model.safetensors  the weights (with the backbone's, unless it was left out)
-    README.md          the model card, with the header that model hubs read
-
-No pickle is written or read. The folder is written atomically, and its digest is verified when it is read.
+config.json        classes, settings, preprocessing, calibration, what to expect, and the digest of the tensors
+model.safetensors  the weights (with the backbone's, unless it was left out)
+README.md          the model card, with the header that model hubs read
 """
 
 from __future__ import annotations
@@ -49,8 +47,6 @@ NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype"
 
 
 class Model(NamedTuple):
-    """A trained classifier and its metadata."""
-
     predictor: Predictor
     about: dict[str, Any]
 
@@ -83,15 +79,23 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
     Raises:
         ValueError: the path holds something else.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     from patchgen.predict.card import card
 
     target = Path(path)
     check_target(target)
     check_method(model.predictor.config.method, with_backbone)
+    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _tensors(model.predictor, with_backbone).items()}
     with replacing_folder(target) as temporary:
-        _save(temporary / WEIGHTS, _tensors(model.predictor, with_backbone))
-        digest = hashlib.sha256((temporary / WEIGHTS).read_bytes()).hexdigest()
-        facts = _facts(model, with_backbone, digest)
+        weights = temporary / WEIGHTS
+        try:
+            save_file(tensors, weights, {"format": "pt"})
+        except SafetensorError as error:  # raised on a full disk
+            raise OSError(f"{weights} cannot be written ({error}); free some space and try again") from error
+        weights.chmod(0o644)  # save_file makes it private, but models are meant to be shared
+        facts = _facts(model, with_backbone, hashlib.sha256(weights.read_bytes()).hexdigest())
         (temporary / MODEL_CONFIG).write_text(json_text(facts) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card(facts), encoding="utf-8")
     return target
@@ -129,21 +133,12 @@ def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
     return tensors
 
 
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, path, {"format": "pt"})
-    except SafetensorError as error:  # raised on a full disk
-        raise OSError(f"{path} cannot be written ({error}); free some space and try again") from error
-    path.chmod(0o644)  # save_file makes it private, but models are meant to be shared
-
-
 def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
     predictor, confidence = model.predictor, model.predictor.confidence
     settings = asdict(predictor.config)
     del settings["data"]  # the path of the images is private
+    if with_backbone:
+        settings["backbone"] = model.about["backbone"]["source"]
     used = used_by(predictor.config)
     return {
         "format": MODEL_FORMAT,
@@ -156,7 +151,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
         "unlike_threshold": confidence.familiar.threshold if confidence.familiar else None,
         **model.about,
         "backbone": {**model.about["backbone"], "included": with_backbone},
-        "settings": {**settings, "backbone": model.about["backbone"]["source"]} if with_backbone else settings,
+        "settings": settings,
         "weights": {"file": WEIGHTS, "sha256": digest},
         **({"plugins": used} if used else {}),
         **({"stain": predictor.stain.facts()} if predictor.stain else {}),
@@ -168,11 +163,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
 
 
 def read_model(path: str | Path, *, backbone: str | None = None, allow_download: bool = False, **device: Any) -> Model:
-    """The model of a folder.
-
-    Raises:
-        ValueError: no model folder, one of a later format, or damaged content.
-    """
+    """The model of a folder; ValueError if it is none, of a later format, or damaged."""
     folder = Path(path)
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
@@ -214,16 +205,12 @@ class BackboneFacts:
 
 @dataclass(frozen=True)
 class ExpectedFacts:
-    """What a model is expected to achieve at a new site."""
-
     mean: float = number(0, 1)
     new_site: tuple[float, float] | None = number(-1, 2, None)
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What the model was trained on."""
-
     sites: list[str] = field(default_factory=list)
     unseen: str | None = None
 
@@ -344,7 +331,7 @@ def _clip_head(folder: Path, tensors: dict[str, Tensor]) -> ClipHead:
 
 
 def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
-    """The architecture; its values come from the weight file."""
+    """The architecture, without weights."""
     with torch.random.fork_rng(devices=[]):
         network = build(facts["family"], facts["architecture"], tensors)
     origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])

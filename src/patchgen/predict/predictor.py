@@ -5,8 +5,7 @@
         print(prediction)
     predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
 
-Mask values are absolute: 0 leaves a patch out, 1 includes it fully. The colour scale is therefore fixed to 0..1, and a
-mask that selects everything is shown as such; ``relative=True`` stretches it for viewing and labels the picture so.
+Mask values are absolute: 0 leaves a patch out, 1 includes it fully; a mask that selects everything is shown as such.
 """
 
 from __future__ import annotations
@@ -65,15 +64,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Yielded by `Predictor.predict` for an image that cannot be decoded."""
+    """An image that cannot be decoded, or whose prediction is not finite."""
 
     path: Path
     reason: str
 
 
 class Outputs(NamedTuple):
-    """The model's output for a batch."""
-
     probabilities: np.ndarray  # (B, C), calibrated
     masks: np.ndarray | None  # (B, h, w)
     features: np.ndarray  # (B, D)
@@ -115,16 +112,11 @@ def finite_rows(*values: np.ndarray | None) -> np.ndarray:
 
 
 def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how: Any) -> Predictor:
-    """The classifier of a model folder or a run folder, ready for images.
+    """The classifier of a model folder, or of one of a run folder's checkpoints; ValueError for anything else.
 
     Args:
-        path: What `patchgen fit` or `PatchGenClassifier.save` wrote, or a run folder of `patchgen train`.
-        checkpoint: Of a run folder: which of its checkpoints. A model folder has one model.
         how: `accelerator` and `precision` of the `Predictor`; `backbone`, where the backbone's weights are if they are
             not in the folder and not where it says; `allow_download`: the folder may choose what is downloaded.
-
-    Raises:
-        ValueError: neither of the two, or one that is damaged.
     """
     from patchgen.predict.model_folder import read_model
 
@@ -141,12 +133,10 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how:
 def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
     """A digest of everything that predictions depend on: settings, calibration and weights of the folder."""
     folder = Path(path)
-    is_run = (folder / "config.yaml").is_file()
-    files = [folder / "config.yaml", RunFolder(folder).checkpoint(checkpoint)] if is_run else [folder / "config.json"]
-    digest = hashlib.sha256()
-    for file in files:  # a model folder's config.json holds the digest of its weights
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    files = [folder / "config.json"]  # of a model folder: it holds the digest of its weights
+    if (folder / "config.yaml").is_file():
+        files = [folder / "config.yaml", RunFolder(folder).checkpoint(checkpoint)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def without_requests_of(folder: Path, backbone: str | None, allow_download: bool) -> AbstractContextManager[None]:
@@ -159,16 +149,15 @@ def load_run(
     run: str | Path, checkpoint: Checkpoint = "selected", *, backbone: str | None = None, allow_download: bool = False,
     **device: Any,
 ) -> Predictor:  # fmt: skip
-    """The classifier of a run folder, ready for images.
-
-    Raises:
-        ValueError: no run folder, no such checkpoint, or weights that are damaged or do not belong to the run's
-            settings or backbone.
-    """
+    """The classifier of a run folder; ValueError for weights that are damaged or do not belong to its settings."""
     folder = RunFolder.open(run)
     config = folder.config  # first: a stream's run has other settings, and says so
-    config = replace(config, backbone=backbone or config.backbone)
-    file = _checkpoint_file(folder, checkpoint)
+    config, file = replace(config, backbone=backbone or config.backbone), folder.checkpoint(checkpoint)
+    if not file.is_file():
+        names = [name for name in get_args(Checkpoint) if folder.checkpoint(name).is_file()]
+        there = f"it has {' and '.join(names)}" if names else "it has none yet: train it to its first evaluation"
+        hint = "; swad needs a finished run trained with --swad" if checkpoint == "swad" else ""
+        raise ValueError(f"{folder.path} has no checkpoint {checkpoint!r} ({there}){hint}")
     tensors, facts = load_tensors(file)
     names = facts.get("classes")
     if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
@@ -191,15 +180,6 @@ def read_tile_scale(facts: Mapping[str, Any]) -> TileScale | None:
     """The scale of the training tiles, as a checkpoint or model folder records it."""
     recorded = facts.get("tiles")
     return tile_scale(recorded.get("mpp"), recorded.get("side")) if isinstance(recorded, dict) else None
-
-
-def _checkpoint_file(folder: RunFolder, name: str) -> Path:
-    names = [known for known in get_args(Checkpoint) if folder.checkpoint(known).is_file()]
-    if name not in names:
-        there = f"it has {' and '.join(names)}" if names else "it has none yet: train it to its first evaluation"
-        hint = "; swad needs a finished run trained with --swad" if name == "swad" else ""
-        raise ValueError(f"{folder.path} has no checkpoint {name!r} ({there}){hint}")
-    return folder.checkpoint(name)
 
 
 class Predictor:
@@ -231,15 +211,12 @@ class Predictor:
         return self.model.backbone.interpolation
 
     def use(self, runtime: RuntimeName, say: Callable[[str], None] | None = None, images: int | None = None) -> Self:
-        """Use another runtime for predictions; gradients, rankings and given masks still use torch.
+        """Use another runtime for predictions; gradients and rankings still use torch.
 
         Args:
             runtime: `torch`, `onnx`, `openvino`, or `auto`: the fastest that is installed and agrees with torch.
             say: Called with a line that names the runtime and its difference from torch.
             images: Number of images to predict; for a few, `auto` does not convert a model. None: many.
-
-        Raises:
-            ValueError: a runtime that was named is not installed, crashes or disagrees.
         """
         from patchgen.predict.runtime import open_runtime
 
@@ -254,13 +231,7 @@ class Predictor:
     def predict(
         self, paths: Iterable[str | Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
-        """Predictions in the order of `paths`; at most two batches of pixels are in memory.
-
-        Args:
-            paths: Image files; may be an infinite iterator.
-            batch: Images per forward pass.
-            tick: Called with the number of images after each batch.
-        """
+        """Predictions in the order of `paths`, which may be endless; `tick` is called with each batch's image count."""
         if isinstance(paths, (str, Path)):
             raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
         parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
@@ -313,7 +284,7 @@ class Predictor:
         return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, features)
 
     def computed(self, images: Sequence[np.ndarray]) -> Outputs:
-        """Images (S, S, 3) uint8 in one forward pass of the runtime."""
+        """The same of the runtime."""
         return self.runtime.answer(images) if self.runtime else self.outputs(images)
 
     def answer(
@@ -343,15 +314,11 @@ class Predictor:
         return predictions
 
     def explain(self, image: str | Path | Image.Image | np.ndarray, how: Map = "auto") -> Explanation:
-        """Where the classifier looks in one image, with the likeliest classes.
+        """Where the classifier looks in an image (file, open image or (H, W, 3) uint8), with the likeliest classes.
 
         Args:
-            image: A file, an open image, or (H, W, 3) uint8.
             how: The model's `mask`; `grad-cam` or `rollout` (of attention), computed afterwards for the predicted
                 class; `auto`: the mask, or Grad-CAM if the method has none.
-
-        Raises:
-            ValueError: the model has no such map, or (`UnreadableImage`) the file is no image.
         """
         from patchgen.predict.attribution import check_rankings, relative_map
 
@@ -365,7 +332,6 @@ class Predictor:
             raise UnreadableImage(path or "passed as pixels", NOT_FINITE, fix="")
         order = np.argsort(-answer.probabilities, kind="stable")[:TOP]
         top = tuple((self.classes[i], float(answer.probabilities[i])) for i in order)
-        if how == "mask":
-            assert answer.mask is not None  # checked above
+        if how == "mask" and answer.mask is not None:
             return Explanation(path, pixels, answer.mask, top)
         return Explanation(path, pixels, relative_map(self.model, self.inputs([pixels]), how), top, MAP_NAMES[how])

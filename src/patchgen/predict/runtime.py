@@ -50,8 +50,6 @@ class RefusedRuntime(ValueError):
 
 
 class Runtime(NamedTuple):
-    """A runtime that passed its check."""
-
     name: str  # with its version
     answer: Callable[[Sequence[np.ndarray]], Outputs]  # images (S, S, 3) uint8, before their stains are normalised
 
@@ -59,18 +57,13 @@ class Runtime(NamedTuple):
 def open_runtime(
     predictor: Predictor, runtime: RuntimeName, say: Callable[[str], None], images: int | None = None
 ) -> Runtime | None:
-    """The runtime for a predictor; None for plain torch. Reports which one is used, and why not others.
-
-    Args:
-        images: Number of images to predict; below `WORTH`, `auto` does not convert a model for them.
-    """
-    if runtime == "torch":
+    """The runtime for a predictor; None for plain torch. For less than `WORTH` images `auto` converts no model."""
+    on_cpu = predictor.device.type == "cpu"
+    if runtime == "torch" or (runtime == "auto" and not on_cpu):
         return None
-    if predictor.device.type != "cpu":
-        if runtime != "auto":
-            raise ValueError(f"--runtime {runtime} works on the CPU, and this model is on {predictor.device.type}; "
-                             "choose auto, or --accelerator cpu")  # fmt: skip
-        return None
+    if not on_cpu:
+        raise ValueError(f"--runtime {runtime} works on the CPU, and this model is on {predictor.device.type}; "
+                         "choose auto, or --accelerator cpu")  # fmt: skip
     if runtime == "auto":
         return _fastest(predictor, say, images is not None and images < WORTH)
     try:
@@ -165,28 +158,22 @@ def digest(predictor: Predictor) -> str:
 
 def _convert(predictor: Predictor, file: Path) -> None:
     """Convert the model; two processes may do so at once, each under its own temporary name."""
-    size = predictor.config.image_size
-    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    outputs = ("probabilities", "features", "mask")
-    graph = Exported(merged(predictor.model), predictor.confidence.temperature, outputs, raw=True)
+    import onnxruntime
+
+    size, temperature = predictor.config.image_size, predictor.confidence.temperature
+    graph = Exported(merged(predictor.model), temperature, ("probabilities", "features", "mask"), raw=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(file) as temporary, tempfile.TemporaryDirectory(prefix="patchgen-") as place:
             plain = Path(place) / "model.onnx"
-            write_graph(predictor, graph, example, plain)
-            _fold(plain, temporary)
+            write_graph(predictor, graph, torch.zeros(2, size, size, 3, dtype=torch.uint8), plain)
+            # fold constants: runtimes differ in how they resize position embeddings
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            options.optimized_model_filepath, options.log_severity_level = str(temporary), 3
+            onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
     except ValueError as error:
         raise RefusedRuntime(str(error)) from error
-
-
-def _fold(plain: Path, folded: Path) -> None:
-    """Constant folding: runtimes differ in how they resize position embeddings."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath, options.log_severity_level = str(folded), 3
-    onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
 
 
 # Check
@@ -196,9 +183,10 @@ def compare(truth: Outputs, answers: Mapping[str, np.ndarray]) -> dict[str, floa
     """Largest differences, and the number of images with another class."""
     gap = {"classes": float((truth.probabilities.argmax(1) != answers["probabilities"].argmax(1)).sum())}
     gap["probabilities"] = float(np.abs(truth.probabilities - answers["probabilities"]).max())
-    if "alone" in answers:
-        alone = float(np.abs(truth.probabilities[:1] - answers["alone"]).max())
-        gap["probabilities"] = max(gap["probabilities"], alone)
+    if "alone" in answers:  # of the first image without the others
+        gap["probabilities"] = max(
+            gap["probabilities"], float(np.abs(truth.probabilities[:1] - answers["alone"]).max())
+        )
     if truth.masks is not None:
         gap["mask"] = float(np.abs(truth.masks - answers["mask"]).max())
     return gap

@@ -12,7 +12,7 @@ only claims to support is killed together with its process. It also times them.
 from __future__ import annotations
 
 import sys
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,10 +35,8 @@ def installed(runtime: str) -> str | None:
 
 def open_session(runtime: str, file: Path, threads: int, half: bool) -> Answer:
     """A function from images (N, S, S, 3) uint8 to the model's outputs by name; `half`: bfloat16 in OpenVINO."""
-    return _openvino(file, threads, half) if runtime == "openvino" else _onnx(file, threads)
-
-
-def _onnx(file: Path, threads: int) -> Answer:
+    if runtime == "openvino":
+        return _openvino(file, threads, half)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -68,12 +66,7 @@ def _openvino(file: Path, threads: int, half: bool) -> Answer:
 
 def seconds_of(work: Callable[[], object]) -> float:
     """The shortest of a few times, which other programs disturb least."""
-    taken = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    return min(timeit.repeat(work, number=1, repeat=REPEATS))
 
 
 def main(runtime: str, file: str, threads: str, half: str, images: str, answers: str) -> None:

@@ -1,4 +1,4 @@
-"""Scores, computed with scikit-learn: of a confusion matrix, of probabilities, and of masks against the truth.
+"""Scores of a confusion matrix, of probabilities, and of masks against the truth.
 
     scores(confusion)                                   # (C, C), rows true, columns predicted
     probability_scores(label, probabilities)            # (N,) and (N, C): AUROC, average precision, calibration error
@@ -32,21 +32,14 @@ def per_class_accuracy(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[
 
 def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
     """Precision, recall, specificity and F1 of each class of a confusion matrix (C, C); None where undefined."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    true, predicted = np.nonzero(confusion)  # cells that hold images, each weighted by their number
-    precision, recall, f1, images = precision_recall_fscore_support(
-        true,
-        predicted,
-        labels=range(len(confusion)),
-        sample_weight=confusion[true, predicted],
-        zero_division=np.nan,  # type: ignore[arg-type]
-    )
-    total, said = confusion.sum(), confusion.sum(0)
-    with np.errstate(invalid="ignore"):
-        specificity = 1 - (said - np.diag(confusion)) / (total - images)  # other images not predicted as it
-    found = {"precision": precision, "recall": recall, "specificity": specificity, "f1": f1}
-    return {name: [None if np.isnan(v) else float(v) for v in values] for name, values in found.items()}
+    hits, true, predicted, total = np.diag(confusion), confusion.sum(1), confusion.sum(0), confusion.sum()
+    shares = {
+        "precision": (hits, predicted),
+        "recall": (hits, true),
+        "specificity": (total - true - predicted + hits, total - true),
+        "f1": (2 * hits, true + predicted),
+    }
+    return {name: [float(p / w) if w else None for p, w in zip(*pair, strict=True)] for name, pair in shares.items()}
 
 
 def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, float]:

@@ -81,8 +81,13 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
         return predictor.confidence.probabilities(out.logits)
 
     answer = pixel_answers(probabilities, images, replacement, predictor.model.grid)
-    perturbed = answer(torch.zeros(1, dtype=torch.long, device=predictor.device), keep)[0].cpu().numpy()
-    return {**_classes(predictor, perturbed), "unlike_training": unlike[0], "off": len(set(off))}
+    changed = answer(torch.zeros(1, dtype=torch.long, device=predictor.device), keep)[0].cpu().numpy()
+    return {**_classes(predictor, changed), "unlike_training": unlike[0], "off": len(set(off))}
+
+
+def _require_finite(values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise ValueError(NOT_FINITE)
 
 
 def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
@@ -96,8 +101,3 @@ def _grid(values: np.ndarray) -> list[list[float]]:
     """Six significant digits: attention over many patches is small, and rounding must not create ties."""
     _require_finite(values)
     return [[float(f"{value:.6g}") for value in row] for row in values]
-
-
-def _require_finite(values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise ValueError(NOT_FINITE)

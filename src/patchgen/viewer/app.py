@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -26,10 +25,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from patchgen.data.images import UnreadableImage
 from patchgen.draw.overlay import NOTICE
-from patchgen.predict.predictor import Predictor
-from patchgen.viewer import answers, runs
-from patchgen.viewer.guard import Guard, Hosts, Limits, RefusedRequest
-from patchgen.viewer.library import Library, hide_paths
+from patchgen.viewer import Limits, RefusedRequest, answers
+from patchgen.viewer.guard import Guard, Hosts
+from patchgen.viewer.library import Library, detail, hide_paths, overview
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
 
 MEDIA = {"html": "text/html", "css": "text/css", "svg": "image/svg+xml", "js": "text/javascript"}
@@ -77,12 +75,35 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
 
     # no pages of FastAPI's own: they would load scripts from the network
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
-    _add_page(app)
-    _add_errors(app)
+    # the page's files under fixed names: no part of a URL is ever looked up on disk
+    for file in resources.files("patchgen.viewer").joinpath("static").iterdir():
+        response = Response(file.read_bytes(), media_type=MEDIA[file.name.rpartition(".")[2]])
+        app.add_route("/" if file.name == "page.html" else f"/{file.name}", lambda request, page=response: page)
+    for kind in (RefusedRequest, RequestValidationError, HTTPException, ValueError, Exception):
+        app.add_exception_handler(kind, _error)
     for route, handler in viewer.routes().items():
         method, path = route.split()
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return Guard(app, hosts or Hosts(), limits)
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    """Errors are JSON objects with one sentence; unexpected ones are logged, and their details not shown."""
+    match error:
+        case RefusedRequest():
+            status, message = error.status, error.message
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"] if part != "body")
+            status, message = 422, f"{place or 'the body'}: {first['msg']}"
+        case HTTPException():
+            status, message = error.status_code, str(error.detail)
+        case ValueError():
+            status, message = 422, hide_paths(str(error))[:500]
+        case _:
+            log.error("%s failed", request.url.path, exc_info=error)
+            status, message = 500, "the viewer failed at this request; its terminal says more"
+    return JSONResponse({"error": message}, status)
 
 
 class _OneLine:
@@ -104,19 +125,14 @@ class _OneLine:
 
 
 class ModelThread:
-    """Runs jobs one at a time, in order of arrival.
-
-    Args:
-        seconds: Time limit of a request, waiting included.
-        waiting: Maximum jobs in the queue.
-    """
+    """Runs jobs in order of arrival: at most `waiting` in the queue, and `seconds` for each, waiting included."""
 
     def __init__(self, seconds: float, waiting: int) -> None:
         self.seconds, self.waiting = seconds, waiting
         self.queued = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
-    async def run(self, job: Callable[[], T]) -> T:
+    async def run(self, job: Callable[..., T], *arguments: Any) -> T:
         """The job's result.
 
         Raises:
@@ -127,7 +143,7 @@ class ModelThread:
         self.queued += 1
         try:
             async with asyncio.timeout(self.seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, job, *arguments)
         except TimeoutError:
             raise RefusedRequest(503, f"no answer within {self.seconds:g} s: the model is busy or too slow") from None
         finally:
@@ -179,42 +195,27 @@ class Viewer:
         return {"id": item.id, "name": item.name, "kind": item.kind, **facts}
 
     async def examples(self, model: str) -> dict[str, Any]:
-        examples = await self.worker.run(lambda: self.library.examples(model))
+        examples = await self.worker.run(self.library.examples, model)
         rows = [{"example": i, "name": example.name, "label": example.label} for i, example in enumerate(examples)]
         return {"examples": rows}
 
     def runs(self) -> dict[str, Any]:
-        return {"runs": [runs.overview(item) for item in self.library.items.values()]}
+        return {"runs": [overview(item) for item in self.library.items.values()]}
 
     def run(self, run: str) -> dict[str, Any]:
-        return runs.detail(self.library.item(run))
+        return detail(self.library.item(run))
 
-    # Pictures
+    # Images
 
     async def image(self, image: str) -> Response:
-        picture = self.uploads.get(image)
-        return Response(await self.worker.run(picture.preview), media_type="image/jpeg")
+        upload = self.uploads.get(image)
+        return Response(await self.worker.run(lambda: upload.preview), media_type="image/jpeg")
 
     async def predict(self, request: Request) -> dict[str, Any]:
         """A prediction, or the reason why there is none, for each file."""
         model, files = await self._form(request)
         self.library.item(model)
-        return {"images": [await self.worker.run(lambda f=file: self._predict(model, *f)) for file in files]}  # type: ignore[misc]
-
-    def _predict(self, model: str, name: str, data: bytes, truth: str | None = None) -> dict[str, Any]:
-        predictor = self.library.predictor(model)
-        try:
-            picture = self.uploads.add(name, data, truth)
-        except UnreadableImage as error:
-            return {"name": clean_name(name), "error": error.reason}
-        try:
-            return self._answer(model, picture, answers.scored(predictor, _pixels(picture, predictor)))
-        except UnreadableImage as error:  # a good header before damaged pixels
-            self.uploads.drop(picture)
-            return {"name": picture.name, "error": error.reason}
-
-    def _answer(self, model: str, picture: Upload, scores: dict[str, Any]) -> dict[str, Any]:
-        return {"model": model, "image": picture.id, "name": picture.name, "truth": picture.truth, **scores}
+        return {"images": [await self.worker.run(self._predict, model, name, data) for name, data in files]}
 
     async def _form(self, request: Request) -> tuple[str, list[tuple[str, bytes]]]:
         most = self.limits.images
@@ -228,14 +229,32 @@ class Viewer:
             raise RefusedRequest(400, "the form needs the field `model` and at least one file `image`")
         return model, files
 
+    def _predict(self, model: str, name: str, data: bytes, truth: str | None = None) -> dict[str, Any]:
+        self.library.predictor(model)  # a model that cannot be loaded is the first thing to say
+        try:
+            upload = self.uploads.add(name, data, truth)
+        except UnreadableImage as error:
+            return {"name": clean_name(name), "error": error.reason}
+        try:
+            return self._scored(model, upload)
+        except UnreadableImage as error:  # a good header before damaged pixels
+            self.uploads.drop(upload.id)
+            return {"name": upload.name, "error": error.reason}
+
+    def _scored(self, model: str, upload: Upload) -> dict[str, Any]:
+        scores = self._ask(model, upload.id, answers.scored)
+        return {"model": model, "image": upload.id, "name": upload.name, "truth": upload.truth, **scores}
+
+    def _ask(self, model: str, image: str, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
+        upload, predictor = self.uploads.get(image), self.library.predictor(model)
+        return answer(predictor, upload.pixels(predictor.config.image_size, predictor.interpolation), *more)
+
     async def score(self, ask: ImageRequest) -> dict[str, Any]:
         """An uploaded image with another model."""
-        picture = self.uploads.get(ask.image)
-        scores = await self.worker.run(lambda: self._with(ask, answers.scored))
-        return self._answer(ask.model, picture, scores)
+        return await self.worker.run(self._scored, ask.model, self.uploads.get(ask.image))
 
     async def example(self, ask: ChooseExample) -> dict[str, Any]:
-        examples = await self.worker.run(lambda: self.library.examples(ask.model))
+        examples = await self.worker.run(self.library.examples, ask.model)
         if not 0 <= ask.example < len(examples):
             raise RefusedRequest(404, "there is no such example; reload the page")
         name, label, file = examples[ask.example]
@@ -245,57 +264,7 @@ class Viewer:
             raise RefusedRequest(404, f"{name} cannot be read ({error.strerror})") from error
 
     async def rankings(self, ask: Rankings) -> dict[str, Any]:
-        return await self.worker.run(lambda: self._with(ask, answers.ranked, ask.names))
+        return await self.worker.run(self._ask, ask.model, ask.image, answers.ranked, ask.names)
 
     async def perturb(self, ask: Perturb) -> dict[str, Any]:
-        return await self.worker.run(lambda: self._with(ask, answers.perturbed, ask.off, ask.operator))
-
-    def _with(self, ask: ImageRequest, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
-        picture, predictor = self.uploads.get(ask.image), self.library.predictor(ask.model)
-        return answer(predictor, _pixels(picture, predictor), *more)
-
-
-def _pixels(picture: Upload, predictor: Predictor) -> np.ndarray:
-    return picture.pixels(predictor.config.image_size, predictor.interpolation)
-
-
-def _add_page(app: FastAPI) -> None:
-    """The files of static/ under fixed names: no part of a URL is ever looked up on disk."""
-    for file in resources.files("patchgen.viewer").joinpath("static").iterdir():
-        path = "/" if file.name == "page.html" else f"/{file.name}"
-        app.add_route(path, _constant(file.read_text(encoding="utf-8"), MEDIA[file.name.rpartition(".")[2]]))
-
-
-def _constant(text: str, kind: str) -> Callable[[Request], Any]:
-    async def page(request: Request) -> Response:
-        return Response(text, media_type=kind)
-
-    return page
-
-
-def _add_errors(app: FastAPI) -> None:
-    """Errors are JSON objects with one sentence; unexpected exceptions are logged, and their details not shown."""
-
-    def invalid(error: RequestValidationError) -> tuple[int, str]:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return 422, f"{place or 'the body'}: {first['msg']}"
-
-    sentences: dict[type[Exception], Callable[[Any], tuple[int, str]]] = {
-        RefusedRequest: lambda error: (error.status, error.message),
-        ValueError: lambda error: (422, hide_paths(str(error))[:500]),
-        RequestValidationError: invalid,
-        HTTPException: lambda error: (error.status_code, str(error.detail)),
-        Exception: lambda error: (500, "the viewer failed at this request; its terminal says more"),
-    }
-
-    def add(kind: type[Exception], sentence: Callable[[Any], tuple[int, str]]) -> None:
-        @app.exception_handler(kind)
-        async def answer(request: Request, error: Exception) -> JSONResponse:
-            status, message = sentence(error)
-            if status == 500:
-                log.error("%s failed", request.url.path, exc_info=error)
-            return JSONResponse({"error": message}, status)
-
-    for kind, sentence in sentences.items():
-        add(kind, sentence)
+        return await self.worker.run(self._ask, ask.model, ask.image, answers.perturbed, ask.off, ask.operator)

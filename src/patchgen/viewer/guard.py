@@ -2,34 +2,30 @@
 
 A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: `Host` must be a name of
 the viewer (against DNS rebinding), and `Origin`, which browsers send with every POST, must be the viewer's own. Bodies
-are read completely, in memory, within limits of size and time. Starlette's `TrustedHostMiddleware` checks neither
-ports nor IPv6 addresses nor `Origin`.
+are read completely, in memory, within limits of size and time. Starlette's `TrustedHostMiddleware` knows neither IPv6
+addresses nor `Origin`, and nothing in Starlette or uvicorn limits bodies, slow headers or slow readers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from patchgen.viewer import MEGABYTE, Limits, RefusedRequest
 
-MEGABYTE = 1 << 20
 HEADER_SECONDS = 20.0  # from the connection, or from the previous answer, to the end of a request's headers
 # a name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port
 NETLOC = re.compile(r"(?:(?P<name>[a-z0-9_.-]+)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5})?)?")
 CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';,\s]*)", re.IGNORECASE)
 MULTIPART = "/api/predict"  # the one address that takes files; all other posts are JSON
+LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -44,52 +40,16 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one request, and of all together."""
-
-    file_bytes: int = 24 * MEGABYTE
-    request_bytes: int = 64 * MEGABYTE
-    arriving_bytes: int = 256 * MEGABYTE  # bodies in memory at one time, over all requests
-    json_bytes: int = MEGABYTE // 4
-    images: int = 16  # files a request
-    pixels: int = 50_000_000  # width x height of an image
-    kept_bytes: int = 256 * MEGABYTE  # uploaded files
-    kept_images: int = 64
-    upload_seconds: float = 60.0
-    send_seconds: float = 60.0  # until the client has taken an answer
-    answer_seconds: float = 120.0
-    waiting: int = 200  # jobs in the queue for the model
-
-
-class RefusedRequest(Exception):
-    """A refused request: an HTTP status and a sentence for the user."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
 class Hosts:
     """The host names of the viewer, with any port (it may be forwarded)."""
 
-    LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
-
     def __init__(self, host: str = "127.0.0.1", also: str = "") -> None:
-        self.names = self.LOCAL | {host.lower(), also.lower()} - {""}
+        self.names = LOCAL | {host.lower(), also.lower()} - {""}
         self.everywhere = host in ("0.0.0.0", "::")
 
     def serves(self, name: str) -> bool:
         """Numeric addresses cannot be rebound, so all are served if the viewer listens on all interfaces."""
         return name in self.names or (self.everywhere and _is_address(name))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def host_name(netloc: str) -> str:
@@ -100,57 +60,58 @@ def host_name(netloc: str) -> str:
     return parts["name"] or (parts["address"] if _is_address(parts["address"]) else "")
 
 
-def _origin_host(origin: str) -> str:
-    """`http://LOCALHOST:8000` -> `localhost:8000`; empty if it is no origin (`null`, a path, broken brackets)."""
-    scheme, _, netloc = origin.lower().partition("://")
-    return netloc if scheme in ("http", "https") and host_name(netloc) else ""
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 class Guard:
     """Checks a request, reads its body, and adds security headers to the response."""
 
-    def __init__(self, app: App, hosts: Hosts, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, hosts: Hosts, limits: Limits) -> None:
         self.app, self.hosts, self.limits = app, hosts, limits
         self.arriving = 0  # bytes of bodies in memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # start and end of the server; there is no address for web sockets
             return await self.app(scope, receive, send)
-        answer = _with_headers(_in_time(send, self.limits.send_seconds))
+        send = _guarded(send, self.limits.send_seconds)
         try:
-            headers = _headers(scope)
-            self._check(scope, headers)
+            self._check(scope, Headers(scope=scope))
             if scope["method"] != "POST":
-                return await self.app(scope, receive, answer)
-            await self._post(scope, receive, answer)
+                return await self.app(scope, receive, send)
+            await self._post(scope, receive, send)
         except RefusedRequest as refused:
-            await _refuse(refused, answer)
-        except _Gone:
+            # what is left of a refused upload is not read, so the connection cannot serve another request
+            answer = JSONResponse({"error": refused.message}, refused.status, {"connection": "close"})
+            await answer(scope, receive, send)
+        except ClientDisconnect:
             return
 
-    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
-        host = headers.get("host", "")
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        for name in ("host", "origin", "content-type", "content-length"):  # two readers could use different ones
+            if len(headers.getlist(name)) > 1:
+                raise RefusedRequest(400, f"the header {name} appears twice")
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
         if not self.hosts.serves(host_name(host)):
             raise RefusedRequest(421, "this viewer is not served under that name; open the address that it printed")
-        origin = headers.get("origin")
-        if origin is not None and _origin_host(origin) != host.lower():
-            raise RefusedRequest(403, "requests from other sites are refused")
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
+        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/"
+        if elsewhere or (origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}")):
             raise RefusedRequest(403, "requests from other sites are refused")
         if scope["method"] == "POST":
             self._check_content(scope["path"], headers)
 
-    def _check_content(self, path: str, headers: dict[str, str]) -> None:
-        wanted = "multipart/form-data" if path == MULTIPART else "application/json"
-        kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != wanted:
-            raise RefusedRequest(415, f"{path} takes {wanted}")
-        charsets = CHARSET.findall(headers.get("content-type", ""))
-        if any(charset.lower() not in ("utf-8", "utf8") for charset in charsets):
+    def _check_content(self, path: str, headers: Headers) -> None:
+        expected = "multipart/form-data" if path == MULTIPART else "application/json"
+        kind, length = headers.get("content-type", ""), headers.get("content-length", "0")
+        if kind.split(";")[0].strip().lower() != expected:
+            raise RefusedRequest(415, f"{path} takes {expected}")
+        if any(charset.lower() not in ("utf-8", "utf8") for charset in CHARSET.findall(kind)):
             raise RefusedRequest(415, "the body must be UTF-8")
         if "content-encoding" in headers:
             raise RefusedRequest(415, "compressed bodies are refused")
-        length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
             raise RefusedRequest(400, "content-length must be a number")
         self._check_size(int(length), path)
@@ -158,7 +119,7 @@ class Guard:
     def _check_size(self, size: int, path: str) -> None:
         most = self.limits.request_bytes if path == MULTIPART else self.limits.json_bytes
         if size > most:
-            words = f"too much at once: at most {megabytes(most)} per request; send fewer or smaller files"
+            words = f"too much at once: at most {most / MEGABYTE:g} MB per request; send fewer or smaller files"
             raise RefusedRequest(413, words)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +130,13 @@ class Guard:
                     await self._read(body, scope["path"], receive)
             except TimeoutError:
                 raise RefusedRequest(408, f"the upload took longer than {seconds:g} seconds") from None
-            await self.app(scope, _replay(bytes(body), receive), send)
+            whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+            async def replay() -> Message:
+                """The body in one piece, then further messages (such as a disconnect)."""
+                return whole.pop() if whole else await receive()
+
+            await self.app(scope, replay, send)
         finally:
             self.arriving -= len(body)
 
@@ -178,7 +145,7 @@ class Guard:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise ClientDisconnect
             chunk = message.get("body", b"")
             self._check_size(len(body) + len(chunk), path)
             if self.arriving + len(chunk) > self.limits.arriving_bytes:
@@ -186,6 +153,29 @@ class Guard:
             body += chunk
             self.arriving += len(chunk)
             more = message.get("more_body", False)
+
+
+def _guarded(send: Send, seconds: float) -> Send:
+    """Adds the security headers, and aborts the connection of a client that does not read, which frees its memory."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)  # the server's; tests have none
+
+    def abort_unless_read() -> None:
+        if transport is not None and transport.get_write_buffer_size():
+            transport.abort()
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            abort_unless_read()
+            raise ClientDisconnect from None
+        if not message.get("more_body", False):  # the rest is in the server's buffer
+            asyncio.get_running_loop().call_later(seconds, abort_unless_read)
+
+    return guarded
 
 
 class HeaderTimeout(H11Protocol):
@@ -206,72 +196,3 @@ class HeaderTimeout(H11Protocol):
     def _close_unless_asked(self, before: RequestResponseCycle | None) -> None:
         if self.cycle is before:  # a request whose headers are complete has a cycle of its own
             self.transport.close()
-
-
-class _Gone(Exception):
-    """The client disconnected, or does not read."""
-
-
-def megabytes(count: int) -> str:
-    return f"{count / MEGABYTE:g} MB"
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """Headers by name; duplicates of critical ones are refused, because two readers could use different ones."""
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        key = name.decode("latin-1").lower()
-        if key in headers and key in ("host", "origin", "content-type", "content-length"):
-            raise RefusedRequest(400, f"the header {key} appears twice")
-        headers[key] = value.decode("latin-1")
-    return headers
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, then further messages (such as a disconnect)."""
-    pieces: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return pieces.pop() if pieces else await receive()
-
-    return next_message
-
-
-def _in_time(send: Send, seconds: float) -> Send:
-    """Abort the connection of a client that does not read its response, which frees its memory."""
-    transport = getattr(getattr(send, "__self__", None), "transport", None)  # the server's; tests have none
-
-    def cut() -> None:
-        if transport is not None and transport.get_write_buffer_size():
-            transport.abort()
-
-    async def answer(message: Message) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await send(message)
-        except TimeoutError:
-            if transport is not None:
-                transport.abort()
-            raise _Gone from None
-        if transport is not None and not message.get("more_body", False):  # the rest is in the server's buffer
-            asyncio.get_running_loop().call_later(seconds, cut)
-
-    return answer
-
-
-def _with_headers(send: Send) -> Send:
-    async def answer(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *((k.encode(), v.encode()) for k, v in HEADERS.items())]
-        await send(message)
-
-    return answer
-
-
-async def _refuse(refused: RefusedRequest, send: Send) -> None:
-    body = json.dumps({"error": refused.message}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # what is left of a refused upload is not read, so the connection cannot serve another request
-    headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -1,22 +1,71 @@
-"""Uploaded images: checked before they are decoded, kept in memory only, least recently used removed first."""
+"""Uploaded images: checked before they are decoded, kept in memory only, least recently used removed first.
+
+A child process with limits decodes them: a file that hangs or crashes its decoder affects no other.
+"""
 
 from __future__ import annotations
 
 import io
 import secrets
 import threading
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.data.images import BILINEAR, UnreadableImage
+from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
+from patchgen.data.images import BILINEAR, UnreadableImage, decode
 from patchgen.data.safe_open import open_header, readable_formats
-from patchgen.viewer.decoding import Decoder
-from patchgen.viewer.guard import Limits, RefusedRequest, megabytes
+from patchgen.draw.overlay import original
+from patchgen.viewer import MEGABYTE, Limits, RefusedRequest
 
 NAME = 120  # characters of a file's name that are shown
+SECONDS = 30.0  # of decoding one image
+MEMORY = 4 << 30  # bytes of the child's address space
+
+
+class Decoder:
+    """Starts its child process at first use, and a new one after a crash or timeout."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._lock = threading.Lock()
+
+    def decode(self, data: bytes, size: int, interpolation: str = BILINEAR) -> np.ndarray:
+        """(size, size, 3) uint8, as `patchgen predict` decodes the file."""
+        return self._ask({"size": size, "interpolation": interpolation}, data)
+
+    def original(self, data: bytes) -> np.ndarray:
+        """(H, W, 3) uint8, upright and at its own aspect."""
+        return self._ask({}, data)
+
+    def _ask(self, request: dict[str, Any], data: bytes) -> np.ndarray:
+        with self._lock:
+            if self._child is None:
+                self._child = Child(__name__, SECONDS)
+                weakref.finalize(self, self._child.close)
+            try:
+                answer, pixels = self._child.ask(request, data)
+            except ChildDied as error:
+                self._child.close()
+                self._child = None
+                raise UnreadableImage("image", f"it cannot be decoded ({error})") from error
+            except ChildError as error:
+                raise UnreadableImage("image", str(error), fix="") from error
+        return np.frombuffer(pixels, np.uint8).reshape(answer["shape"])
+
+
+def _decode_in_child(request: dict[str, Any], data: bytes) -> Message:
+    file = cast(Any, io.BytesIO(data))  # Pillow takes files where `decode` and `original` say path
+    try:
+        pixels = decode(file, request["size"], request["interpolation"]) if "size" in request else original(file)
+    except UnreadableImage as error:
+        raise ValueError(error.reason) from error
+    return {"shape": pixels.shape}, pixels.tobytes()
 
 
 @dataclass(eq=False)
@@ -27,7 +76,6 @@ class Upload:
     decoder: Decoder
     truth: str | None = None  # the true class, where it is known
     _pixels: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
-    _preview: bytes | None = None
 
     def pixels(self, size: int, interpolation: str = BILINEAR) -> np.ndarray:
         """(size, size, 3) uint8, exactly what `patchgen predict` would decode from the file."""
@@ -35,13 +83,12 @@ class Upload:
             self._pixels[size, interpolation] = self.decoder.decode(self.data, size, interpolation)
         return self._pixels[size, interpolation]
 
+    @cached_property
     def preview(self) -> bytes:
         """The JPEG that the page shows: re-encoded by us, upright, aspect kept."""
-        if self._preview is None:
-            buffer = io.BytesIO()
-            Image.fromarray(self.decoder.original(self.data)).save(buffer, "JPEG", quality=92)
-            self._preview = buffer.getvalue()
-        return self._preview
+        buffer = io.BytesIO()
+        Image.fromarray(self.decoder.original(self.data)).save(buffer, "JPEG", quality=92)
+        return buffer.getvalue()
 
 
 class UploadStore:
@@ -49,7 +96,7 @@ class UploadStore:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._pictures: OrderedDict[str, Upload] = OrderedDict()
+        self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock, self._decoder = threading.Lock(), Decoder()
 
     def add(self, name: str, data: bytes, truth: str | None = None) -> Upload:
@@ -58,31 +105,28 @@ class UploadStore:
         Raises:
             UnreadableImage: not an image, or above a limit; the `reason` can be shown to users.
         """
-        shown = clean_name(name)
-        check_image(shown, data, self.limits)
-        picture = Upload(secrets.token_urlsafe(12), shown, data, self._decoder, truth)
+        name = clean_name(name)
+        check_image(name, data, self.limits)
+        upload = Upload(secrets.token_urlsafe(12), name, data, self._decoder, truth)
         with self._lock:
-            self._pictures[picture.id] = picture
-            while len(self._pictures) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
-                self._pictures.popitem(last=False)
-        return picture
-
-    def get(self, picture: str) -> Upload:
-        with self._lock:
-            if picture not in self._pictures:
-                raise RefusedRequest(404, "this image is no longer kept; open it again")
-            self._pictures.move_to_end(picture)
-            return self._pictures[picture]
-
-    def drop(self, picture: Upload) -> None:
-        with self._lock:
-            self._pictures.pop(picture.id, None)
-
-    def __len__(self) -> int:
-        return len(self._pictures)
+            self._uploads[upload.id] = upload
+            while len(self._uploads) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
+                self._uploads.popitem(last=False)
+        return upload
 
     def _bytes(self) -> int:
-        return sum(len(picture.data) for picture in self._pictures.values())
+        return sum(len(upload.data) for upload in self._uploads.values())
+
+    def get(self, image: str) -> Upload:
+        with self._lock:
+            if image not in self._uploads:
+                raise RefusedRequest(404, "this image is no longer kept; open it again")
+            self._uploads.move_to_end(image)
+            return self._uploads[image]
+
+    def drop(self, image: str) -> None:
+        with self._lock:
+            self._uploads.pop(image, None)
 
 
 def clean_name(name: str) -> str:
@@ -93,15 +137,12 @@ def clean_name(name: str) -> str:
 
 
 def check_image(name: str, data: bytes, limits: Limits) -> None:
-    """Reject by its header an image that must not be decoded.
-
-    Raises:
-        UnreadableImage: with the reason.
-    """
+    """Raise UnreadableImage, by its header, for an image that must not be decoded."""
     if not data:
         raise UnreadableImage(name, "the file is empty (0 bytes)")
     if len(data) > limits.file_bytes:
-        raise UnreadableImage(name, f"the file has {len(data) / 2**20:.1f} MB, at most {megabytes(limits.file_bytes)}")
+        sizes = f"{len(data) / MEGABYTE:.1f} MB, at most {limits.file_bytes / MEGABYTE:g} MB"
+        raise UnreadableImage(name, f"the file has {sizes}")
     try:
         with open_header(io.BytesIO(data)) as image:
             width, height = image.size
@@ -115,3 +156,7 @@ def check_image(name: str, data: bytes, limits: Limits) -> None:
     if width * height > limits.pixels:
         reason = f"image too large ({width} x {height} pixels, at most {limits.pixels:,} in all): cut it into tiles"
         raise UnreadableImage(name, reason)
+
+
+if __name__ == "__main__":
+    serve(_decode_in_child, MEMORY)
