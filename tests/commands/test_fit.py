@@ -15,9 +15,8 @@ import pytest
 from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.fit import BEST, procedure
-from patchgen.fit.budget import Rate, estimate, within
-from patchgen.fit.plan import Plan
-from patchgen.fit.procedure import predictions_at, rows_of
+from patchgen.fit.plan import Plan, Rate, estimate, within
+from patchgen.predict.fold_runs import predictions_at, rows_of
 from patchgen.predict.model_folder import FILES
 from patchgen.predict.predictor import load_predictor, load_run
 from patchgen.runs.folder import RunFolder

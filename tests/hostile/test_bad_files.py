@@ -68,6 +68,7 @@ def test_plain_aliases_are_read(tmp_path: Path) -> None:
         "x": 1, "y": [2, 3]}}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_messages_are_bounded(tmp_path: Path) -> None:
     assert len(shortly({str(i): list(range(1000)) for i in range(1000)})) < 1000 and len(shortly("x" * 10**6)) < 200
     for line in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from patchgen.common.child_process import child_environment, python
 from patchgen.config import Config
 from patchgen.model.weights import WeightsError, fetch
-from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Launcher, Watch, launch
 from patchgen.sweep.local import LocalLauncher
 
@@ -47,37 +47,21 @@ def test_pip_is_the_one_of_this_python(trap: Path, tmp_path: Path, monkeypatch: 
     assert not trap.exists() and not leftover.exists()
 
 
-def launched(jobs: list[Job], engine: Launcher) -> None:
-    assert launch(jobs, engine, retries=0, watch=Watch(jobs, quiet=True)) == {"done": len(jobs)}
-
-
-def no_ops(tmp_path: Path) -> list[Job]:
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local", "submitit", "ray"])
+def test_a_worker_of_a_sweep(kind: str, trap: Path, tmp_path: Path) -> None:
+    if kind != "local":
+        pytest.importorskip(kind, reason=f"{kind} is not installed")
     from benchmarks.sweep import no_op_jobs
+    from patchgen.sweep.clusters import RayLauncher, SlurmLauncher
 
-    return no_op_jobs(1, tmp_path / "runs")
-
-
-@pytest.mark.slow
-def test_a_worker_of_a_sweep(trap: Path, tmp_path: Path) -> None:
-    launched(no_ops(tmp_path), LocalLauncher(tmp_path / "runs", workers=1, threads=1))
-    assert not trap.exists()
-
-
-@pytest.mark.slow
-def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    from patchgen.sweep.clusters import SlurmLauncher
-
-    launched(no_ops(tmp_path), SlurmLauncher(tmp_path, 1, cluster="local"))
-    assert not trap.exists()
-
-
-@pytest.mark.slow
-def test_a_worker_of_ray(trap: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from patchgen.sweep.clusters import RayLauncher
-
-    launched(no_ops(tmp_path), RayLauncher(threads=1, retries=0, cpus=1))
+    launchers: dict[str, Callable[[], Launcher]] = {
+        "local": lambda: LocalLauncher(tmp_path / "runs", workers=1, threads=1),
+        "submitit": lambda: SlurmLauncher(tmp_path, 1, cluster="local"),
+        "ray": lambda: RayLauncher(threads=1, retries=0, cpus=1),
+    }
+    jobs = no_op_jobs(1, tmp_path / "runs")
+    assert launch(jobs, launchers[kind](), retries=0, watch=Watch(jobs, quiet=True)) == {"done": len(jobs)}
     assert not trap.exists()
 
 

@@ -48,6 +48,7 @@ def test_loops_are_named(photos: Path, target: str) -> None:
     assert any(check.status == "fail" and "loop" in check.detail for check in examine(photos))
 
 
+@pytest.mark.slow
 def test_patterns_go_through_no_loop(photos: Path) -> None:
     before = find_images([str(photos / "**" / "*.png")])
     for name in "ab":  # each level would have twice as many paths
@@ -75,6 +76,7 @@ def test_a_file_in_two_domains_is_refused(photos: Path) -> None:
         read_table(photos)
 
 
+@pytest.mark.slow
 def test_links_to_links_take_no_time(tmp_path: Path) -> None:
     for level in range(40):
         (tmp_path / f"d{level}").mkdir()
@@ -139,6 +141,7 @@ def test_bombs_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000  # kB
 
 
+@pytest.mark.slow
 def test_parts_without_a_length_take_no_time(tmp_path: Path) -> None:
     (tmp_path / "a.tif").write_bytes(parts(100_000))
     start = time.process_time()
@@ -151,6 +154,7 @@ def test_parts_without_a_length_take_no_time(tmp_path: Path) -> None:
         decode(tmp_path / "a.tif", 8)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_mostly_a_hole_is_refused_unread(tmp_path: Path, photos: Path) -> None:
     file = photos / "clinic" / "circle" / "00.png"
     for content in (progressive(0, 64, 255), progressive(0, 8)[:200], png(10, 1000, 11_000)):
@@ -191,6 +195,7 @@ def test_every_command_refuses_them(photos: Path, tiny_run: Any, capsys: pytest.
         assert "scans, at most 100" in capsys.readouterr().err, words
 
 
+@pytest.mark.slow
 def test_usual_progressive_photographs_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(progressive(0, 300, 255))
     thumbnail = b"\xff\xe1" + struct.pack(">H", 60_002) + b"\xff\xda" * 30_000  # looks like scans, but is none

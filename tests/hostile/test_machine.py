@@ -43,23 +43,16 @@ def test_a_product_that_kills_its_process_is_refused_before_the_training(
         train(config, tmp_path / "runs", quiet=True)
 
 
-def test_a_product_that_hangs_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce("amx_bf16", HANGS, tmp_path, monkeypatch)
-    monkeypatch.setattr(machine, "SECONDS", 0.5)
-    assert not machine.bf16_works()
-
-
-def test_the_product_itself_works_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce("amx_bf16", machine.PRODUCT, tmp_path, monkeypatch)
-    assert machine.bf16_works()
-
-
-def test_nothing_is_tried_where_no_amx_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce("avx512_bf16", KILLED, tmp_path, monkeypatch)
-    assert machine.bf16_works()
-    monkeypatch.setattr(machine, "CPU", tmp_path / "nowhere")
-    machine.bf16_works.cache_clear()
-    assert machine.bf16_works()
+@pytest.mark.parametrize(
+    ("flags", "product", "works"),
+    [("amx_bf16", HANGS, False), ("amx_bf16", machine.PRODUCT, True), ("avx512_bf16", KILLED, True)],
+)  # only where AMX is announced anything is tried
+def test_whether_bf16_works(
+    flags: str, product: str, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(flags, product, tmp_path, monkeypatch)
+    monkeypatch.setattr(machine, "SECONDS", 0.5 if product == HANGS else machine.SECONDS)
+    assert machine.bf16_works() == works
 
 
 def test_settings_of_a_larger_machine_are_refused_and_resume_with_fewer_threads(

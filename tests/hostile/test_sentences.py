@@ -21,6 +21,7 @@ from patchgen.common.text import csv_cell, printable
 from patchgen.common.untrusted import read_tensors
 from patchgen.data.table import read_table
 
+CLOSED = ("--help", "<&- >&-"), ("runs nowhere", "2>&-")
 EVIL = "\x1b]0;title\x07\x1b[2Jred\n\x9b31m"
 
 
@@ -39,7 +40,8 @@ def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("words", "closed"), [("--help", "<&- >&-"), ("--version", ">&- 2>&-"), ("runs nowhere", "2>&-")]
+    ("words", "closed"),
+    [("--version", ">&- 2>&-"), *(pytest.param(*case, marks=pytest.mark.slow) for case in CLOSED)],
 )
 def test_closed_streams(closed: str, words: str, tmp_path: Path) -> None:
     command = f"exec {python()[0]} -P -m patchgen {words} {closed}"
@@ -47,6 +49,7 @@ def test_closed_streams(closed: str, words: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr + done.stdout and done.returncode == (2 if "runs" in words else 0)
 
 
+@pytest.mark.slow
 def test_a_stale_slurm_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +159,7 @@ def test_a_broken_run_puts_no_html_into_the_report(tmp_path: Path, tiny_run: Any
         assert "<img src=x>" not in text and "<script>alert" not in text and "&lt;script&gt;" in text
 
 
+@pytest.mark.slow
 def test_a_column_of_names_is_no_column_of_domains(tmp_path: Path) -> None:
     from patchgen.data.table import _build
 

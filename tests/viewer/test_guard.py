@@ -36,38 +36,33 @@ def test_names_that_are_served() -> None:
     assert Hosts("10.0.0.7").serves("10.0.0.7") and not Hosts("10.0.0.7").serves("10.0.0.8")
 
 
+@pytest.mark.parametrize("host", ["LOCALHOST:8000", "[::1]:80", "127.0.0.1:"])
+def test_its_own_names_are_served_at_any_port(client: Any, host: str) -> None:
+    assert client.get("/api/health", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
+
+
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.", "user@localhost"]
-)
-def test_a_rebound_name_is_refused(client: Any, host: str) -> None:
-    for path in ("/", "/api/models", "/api/health"):
+    "host",
+    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.", "user@localhost", "127.0.0.1?x",
+     "127.0.0.1#x", "localhost?.evil.org", "[::1", "::1]", "localhost:x", "localhost:99999", "localhost/x",
+     "localhost\\x", "local host", "[localhost]", "[::1]x"],
+)  # fmt: skip
+def test_a_rebound_or_malformed_name_is_refused(client: Any, host: str) -> None:
+    for path in ("/", "/api/models"):
         answer = client.get(path, headers={"host": host})
         assert answer.status_code == 421 and "error" in answer.json()
 
 
 @pytest.mark.parametrize(
     "origin",
-    [
-        "http://evil.example",
-        "null",
-        "http://localhost:8000",
-        "http://127.0.0.1:3000",
-        "http://127.0.0.1:8000.evil.example",
-        "",
-    ],
-)
-def test_a_post_from_another_origin_is_refused(client: Any, origin: str) -> None:
-    for path, more in (
-        ("/api/perturb", {"json": {}}),
-        ("/api/predict", {"data": {"model": "1"}, "files": {"image": png()}}),
-    ):
-        answer = client.post(path, headers={"origin": origin}, **more)
-        assert answer.status_code == 403 and "other sites" in answer.json()["error"]
-
-
-def test_the_own_origin_may_post(client: Any) -> None:
-    form = {"data": {"model": "1"}, "files": {"image": ("a.png", png())}}
-    assert client.post("/api/predict", headers={"origin": "http://127.0.0.1:8000"}, **form).status_code == 200
+    ["http://evil.example", "null", "http://localhost:8000", "http://127.0.0.1:3000", "", "http://[", "http://[::1",
+     "http://127.0.0.1:8000.evil.example", "javascript:1", "//127.0.0.1:8000", "http://a b", "http://\u00e9"],
+)  # fmt: skip
+def test_a_page_of_another_site_is_refused(client: Any, origin: str) -> None:
+    headers = {"origin": origin.encode("latin-1")}
+    answers = [client.get("/api/health", headers=headers), client.post("/api/perturb", headers=headers, json={})]
+    answers.append(client.post("/api/predict", headers=headers, data={"model": "1"}, files={"image": png()}))
+    assert all(answer.status_code == 403 and "other sites" in answer.json()["error"] for answer in answers)
 
 
 def test_pictures_and_answers_are_not_for_other_pages(client: Any) -> None:
@@ -76,6 +71,8 @@ def test_pictures_and_answers_are_not_for_other_pages(client: Any) -> None:
     assert client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # somebody followed a link
     answer = client.options("/api/perturb", headers={"origin": "http://evil.example"})
     assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    form = {"data": {"model": "1"}, "files": {"image": ("a.png", png())}}
+    assert client.post("/api/predict", headers={"origin": "http://127.0.0.1:8000"}, **form).status_code == 200
 
 
 def test_a_header_that_stands_twice_is_refused(client: Any) -> None:
@@ -120,6 +117,14 @@ def test_the_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
 
 
 # Bodies
+
+
+@pytest.mark.parametrize("charset", ["punycode", "rot13", '"utf-7"', "no such"])
+def test_other_charsets_are_refused(client: Any, charset: str) -> None:
+    body = body_of(("model", "", b"a" * 100))
+    for path, kind in (("/api/predict", FORM), ("/api/score", "application/json")):
+        answer = client.post(path, content=body, headers={"content-type": f"{kind}; Charset = {charset}"})
+        assert answer.status_code == 415 and answer.json() == {"error": "the body must be UTF-8"}
 
 
 @pytest.mark.parametrize(

@@ -232,13 +232,11 @@ def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
         raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     announce()
     from patchgen.common.files import write_csv
-    from patchgen.common.progress import Progress
-    from patchgen.predict.fold_runs import open_members, score_members
+    from patchgen.predict.fold_runs import score_ensemble
 
-    folders, fold = open_members((arguments.run, *arguments.targets), arguments.data)
-    images = sum(map(len, fold.test.values())) * len(folders)
-    with Progress(f"scoring {fold.unseen}", images) as bar:
-        ensemble = score_members(folders, fold, arguments.checkpoint, bar.tick, **arguments.device)
+    runs = (arguments.run, *arguments.targets)
+    ensemble = score_ensemble(runs, arguments.data, arguments.checkpoint, **arguments.device)
+    fold = ensemble.fold
     if out:
         header = ["path", "part", "truth", "label", "confidence", *(f"p_{name}" for name in fold.classes)]
         write_csv(out, header, _ensemble_lines(ensemble), people=True)

@@ -34,7 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from patchgen.common.text import duration
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.fit.budget import measure, training_seconds
+from patchgen.fit.plan import measure, training_seconds
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_on, recompute_activations
 from patchgen.model.backbone import BACKBONES, Backbone, load_architecture

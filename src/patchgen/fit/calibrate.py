@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.common.reading import batches
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.predict.predictor import Confidence, Familiar, Predictor
 from patchgen.tasks import Fold
@@ -30,12 +28,11 @@ IMAGES = 2000  # maximum number of training and of validation images
 COLDEST, HOTTEST = 0.05, 20.0
 QUANTILE = 0.99
 
-Tick = Callable[[int], None]
-
 
 def calibrate(
-    predictor: Predictor, fold: Fold, store: ImageStore, tick: Tick | None = None, tokens: np.ndarray | None = None
-) -> tuple[Confidence, dict[str, Any]]:
+    predictor: Predictor, fold: Fold, store: ImageStore, tick: Callable[[int], None] | None = None,
+    tokens: np.ndarray | None = None,
+) -> tuple[Confidence, dict[str, Any]]:  # fmt: skip
     """Fit temperature and familiarity of a trained model on its fold's source images, or on their stored tokens.
 
     Returns:
@@ -44,8 +41,8 @@ def calibrate(
     seed = predictor.config.seed
     train = spread(list(fold.train.values()), IMAGES, seed)
     held_out = spread(list(fold.validation.values()), IMAGES, seed)
-    _, features = read(predictor, store, train, tick, tokens)
-    logits, others = read(predictor, store, held_out, tick, tokens)
+    _, features = predictor.read(store, train, tick, tokens)
+    logits, others = predictor.read(store, held_out, tick, tokens)
     label = torch.from_numpy(fold.target[held_out])
     temperature = fit_temperature(logits, label)
     effect: dict[str, Any] = {"images": len(label), "accuracy": float((logits.argmax(1) == label).double().mean())}
@@ -65,26 +62,6 @@ def calibration_images(fold: Fold) -> int:
 def spread(parts: list[np.ndarray], limit: int, seed: int) -> np.ndarray:
     """At most `limit` rows in total, with the same maximum for each part."""
     return np.concatenate([at_most(rows, limit // len(parts), [seed, 21, i]) for i, rows in enumerate(parts)])
-
-
-@torch.inference_mode()
-def read(
-    predictor: Predictor, store: ImageStore, rows: np.ndarray, tick: Tick | None = None,
-    tokens: np.ndarray | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Logits (N, C) and features (N, D) of rows of the store, in double precision."""
-    backbone, logits, features = predictor.model.backbone, [], []
-
-    def inputs(part: np.ndarray) -> Tensor:
-        if tokens is not None:
-            return torch.from_numpy(tokens[part]).to(predictor.device).float()
-        return normalize(store.load(part).to(predictor.device).float() / 255, backbone.mean, backbone.std)
-
-    for _, part in batches(rows, inputs, tick=tick):
-        out = predictor.model(part)
-        logits.append(out.logits.double().cpu())
-        features.append(out.features.double().cpu())
-    return torch.cat(logits), torch.cat(features)
 
 
 def negative_log_likelihood(logits: Tensor, label: Tensor, temperature: float) -> float:
@@ -111,11 +88,7 @@ def fit_temperature(logits: Tensor, label: Tensor) -> float:
 
 
 def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor) -> Familiar:
-    """Centres of the classes in features (N, D) with labels (N,), one shrunk covariance, and the threshold.
-
-    Args:
-        held_out: Features (M, D) of source validation, whose distances set the threshold.
-    """
+    """Class centres of features (N, D) with labels (N,), a shrunk covariance, and the threshold on `held_out`."""
     from sklearn.covariance import LedoitWolf
 
     kinds = label.unique()

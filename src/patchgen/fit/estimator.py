@@ -254,7 +254,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, images: Any) -> np.ndarray:
         """The likeliest class of each image: (N,)."""
-        return self.classes_[self.predict_proba(images).argmax(1)]
+        best = self.predict_proba(images).argmax(1)  # first: it says if nothing is fitted yet
+        return self.classes_[best]
 
     def unlike_training(self, images: Any) -> np.ndarray:
         """(N,) bool: farther from the training images, in features, than 99 % of source validation."""

@@ -56,8 +56,9 @@ def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
     counts = np.array([images[site] for site in folds], dtype=float)
     q = (values * counts + 1) / (counts + 2)
     r = reach(values, q * (1 - q) / counts, (1 + COVERAGE) / 2)
-    spans = [(max(0.0, mean - x), min(1.0, mean + x)) for x in (r / math.sqrt(count), r * math.sqrt(1 + 1 / count))]
-    return Expected(mean, *spans, dict(folds))
+    reaches = r / math.sqrt(count), r * math.sqrt(1 + 1 / count)
+    interval, new_site = ((max(0.0, mean - x), min(1.0, mean + x)) for x in reaches)
+    return Expected(mean, interval, new_site, dict(folds))
 
 
 def reach(values: np.ndarray, variances: Sequence[float] | np.ndarray, level: float) -> float:

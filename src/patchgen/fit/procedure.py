@@ -20,19 +20,19 @@ from patchgen.common.reading import process_cache
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import fingerprint, read_table
-from patchgen.fit.budget import estimate, measure, within
-from patchgen.fit.calibrate import calibrate, calibration_images, read
+from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
-from patchgen.fit.plan import Plan, check_models, check_readable, label_of
+from patchgen.fit.plan import Plan, check_models, check_readable, estimate, label_of, measure, within
 from patchgen.methods import method_class
 from patchgen.predict.card import comparison_sentence
+from patchgen.predict.fold_runs import predictions_at, rows_of
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.precision import AUTO, choose_precision
 from patchgen.runs.scores import best, score_record
-from patchgen.runs.tensors import Predictions, load_tensors, read_predictions, save_predictions
+from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
 from patchgen.train.tokens import stored_tokens
@@ -243,28 +243,6 @@ def _site_fold(run: RunFolder, fold: Fold) -> dict[str, Any]:
         "method": label_of(run.config),
         "confidence": np.quantile(confidence, np.linspace(0, 1, 21)).astype(float).round(6).tolist(),  # uncalibrated
     }
-
-
-def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Predictions:
-    """The predictions for the unseen site, in the order of `rows_of`.
-
-    Runs save them; those of earlier versions are loaded, predict once more, and save them too.
-    """
-    rows = rows_of(fold)
-    saved = read_predictions(run.path, checkpoint)
-    if saved is not None and np.array_equal(saved.rows, rows) and np.array_equal(saved.label, fold.truth[rows]):
-        return saved
-    predictor = load_run(run.path, checkpoint)
-    with Progress(f"predicting {fold.unseen}", len(rows)) as bar:
-        logits, _ = read(predictor, predictor.store(fold.table.files), rows, bar.tick)
-    predictions = Predictions(rows, fold.truth[rows], logits.softmax(1).float().numpy())
-    save_predictions(run.path, checkpoint, predictions, fold.classes)
-    return predictions
-
-
-def rows_of(fold: Fold) -> np.ndarray:
-    """The rows of the unseen site, in the order of the table."""
-    return np.sort(np.concatenate(list(fold.test.values())))
 
 
 def _expected(folds: list[dict[str, Any]]) -> Expected:

@@ -48,10 +48,9 @@ def attention_rollout(classifier: Classifier, images: Tensor, target: Tensor) ->
 
 
 def grad_cam(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
-    """sum_d w_d z_pd with w the target logit's gradient averaged over the patches.
+    """sum_d w_d z_pd, w the target logit's gradient averaged over the patches, on the tokens that enter the last block.
 
-    On the tokens that enter the last block: after it, a head that reads CLS has no gradient at the patches. Without
-    Grad-CAM's ReLU, which would only create ties between patches with negative scores.
+    After that block, a head that reads CLS has no gradient at the patches. Without Grad-CAM's ReLU, which creates ties.
     """
     tokens, gradient = token_gradient(classifier, images, target, block=-1)
     return (tokens * gradient.mean(1, keepdim=True)).sum(-1)
@@ -145,10 +144,7 @@ def _by_last_name(module: nn.Module) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
-    """Each block's attention averaged over its heads, (B,T,T) with the prefix tokens; optionally only the last block's.
-
-    softmax(<q, k> / sqrt(d)), as the fused kernel computes it, from the outputs of q_proj and k_proj.
-    """
+    """Each block's attention (or the last one's), mean over heads: (B,T,T) softmax(<q, k> / sqrt(d))."""
     blocks = list(backbone.model.get_submodule(backbone.family.blocks))[-1 if last else 0 :]
     projections = [[_by_last_name(block)[name] for name in ("q_proj", "k_proj")] for block in blocks]
     outputs: dict[nn.Module, Tensor] = {}

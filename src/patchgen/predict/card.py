@@ -21,10 +21,17 @@ SAME = 1e-3  # threshold of the flag, in standard deviations: that of real image
 
 def card(facts: dict[str, Any]) -> str:
     """The text of README.md: a header that hubs read, then the card, in which names from data are never markup."""
-    threshold = facts["unlike_threshold"]
+    threshold, licence = facts["unlike_threshold"], facts["backbone"]["licence"]
+    header = {
+        "library_name": "patchgen",
+        "pipeline_tag": "image-classification",
+        "tags": ["patchgen", "domain-generalization", "image-classification"],
+        "license": LICENCES.get(licence, "other"),
+        **({} if licence in LICENCES else {"license_name": str(licence)}),
+    }
     return _template().render(
         {"choice": None, "stain": None, **_escaped(facts)},
-        header=yaml.safe_dump(_header(facts["backbone"]["licence"]), sort_keys=False),
+        header=yaml.safe_dump(header, sort_keys=False),
         identical=threshold is not None and threshold < SAME,
         selects=method_class(facts["settings"]["method"]).pool == "select",
         notice=NOTICE,
@@ -49,16 +56,6 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_escaped(member) for member in value)
     return " ".join(value.translate(MARKUP).split()) if isinstance(value, str) else value
-
-
-def _header(licence: str) -> dict[str, Any]:
-    header: dict[str, Any] = {
-        "library_name": "patchgen",
-        "pipeline_tag": "image-classification",
-        "tags": ["patchgen", "domain-generalization", "image-classification"],
-        "license": LICENCES.get(licence, "other"),
-    }
-    return header | ({} if licence in LICENCES else {"license_name": str(licence)})
 
 
 def comparison_sentence(comparison: dict[str, Any], images: int) -> str:

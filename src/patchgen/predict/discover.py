@@ -47,8 +47,7 @@ class Features(NamedTuple):
 class Rule:
     """When a group is a known class at a new site: enough of its images get one label, with enough confidence.
 
-    Calibrated on a left-out site, whose classes are groups of this kind: it accepts those that the classifier names
-    right. A new class that the classifier names confidently is accepted too.
+    Calibrated on a left-out site, whose classes are such groups: it accepts those that the classifier names right.
     """
 
     agreement: float = 0.9  # least share of the images with the most frequent label
@@ -217,11 +216,7 @@ def _named_by_classifier(features: Features, cluster: np.ndarray, classes: Seque
 
 
 def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
-    """Rows of at most `most` points of each class.
-
-    The estimate assumes that new classes are as large as the known ones: with many examples and few images, known
-    classes would be split first, and the estimate would always be that nothing is new.
-    """
+    """Rows of at most `most` points of each class: with more, the estimate would split known classes first."""
     import pandas as pd
 
     shuffled = pd.Series(labels).iloc[np.random.default_rng(seed).permutation(len(labels))]

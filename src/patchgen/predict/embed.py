@@ -1,8 +1,5 @@
 """Embed images: feature vectors of a model, with the image names, in one file for other tools.
 
-    embedded = embed(load_predictor("tiles-model"), paths, ("features", "cls", "mean"))
-    write_columns("tiles.parquet", {"path": names, **embedded.vectors})        # or tiles.npz
-
 `features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
 are the class token and the mean patch token of the same tuned backbone, without any selection.
 """
@@ -54,9 +51,7 @@ def load_embedder(
 ) -> Predictor:  # fmt: skip
     """A model or run folder; or a bare encoder: a name, a hub id, a folder of transformers or timm, a weight file.
 
-    Args:
-        image_size: Of a bare encoder, whose `features` are its class token; a trained model has its own size.
-        backbone, allow_download: As for `load_predictor`; a bare encoder is named by the user, and may be downloaded.
+    `image_size` is that of a bare encoder, which may be downloaded, as the user names it.
     """
     path = expanded(source)
     if is_model_folder(path) or (path / "config.yaml").is_file():

@@ -88,7 +88,7 @@ def evaluate(
             "unit": unit_name,
             "units": count,
             "resamples": resamples if count > 1 else 0,
-            "resamples_ranked": _ranked_draws(known, resamples) if count > 1 else 0,
+            "resamples_ranked": resamples if count > 1 and _ranks_resampled(known, resamples) else 0,
             "level": LEVEL,
         },
         "positive": positive,
@@ -114,8 +114,7 @@ def check_options(positive: str | None, resamples: int, classes: Sequence[str]) 
 
 def bootstrap_draws(answers: Answers, resamples: int) -> int:
     """The number of times that `evaluate` will call `tick`."""
-    known = answers.known()
-    return (resamples + _ranked_draws(known, resamples)) if units(known)[0].max() > 0 else 0
+    return resamples if units(answers.known())[0].max() > 0 else 0
 
 
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
@@ -222,9 +221,8 @@ def units(answers: Answers) -> tuple[np.ndarray, str]:
     return np.unique([group[row] for row in answers.rows], return_inverse=True)[1], "patients"
 
 
-def _ranked_draws(answers: Answers, resamples: int) -> int:
-    draws = min(resamples, WORK // answers.probabilities.size)
-    return draws if draws >= FEWEST else 0
+def _ranks_resampled(answers: Answers, resamples: int) -> bool:
+    return answers.probabilities.size * resamples <= WORK
 
 
 def _intervals(
@@ -232,30 +230,23 @@ def _intervals(
 ) -> dict[str, list[float] | None]:
     """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
     index = answers.classes.index(positive) if positive else None
-    rank = Ranking(answers.label, answers.probabilities)
+    rank = Ranking(answers.label, answers.probabilities) if _ranks_resampled(answers, resamples) else None
 
-    def with_positive(values: Values, by_class: ByClass) -> Values:
-        return {**values, **({} if index is None else {POSITIVE + n: column[index] for n, column in by_class.items()})}
-
-    def counts(weights: np.ndarray) -> Values:
+    def statistic(weights: np.ndarray) -> Values:
         square = confusion(answers, weights)
-        by_class = class_counts(square)
+        counts, ranks = class_counts(square), rank(weights) if rank else {}
         values = {
             "accuracy": accuracy(square),
-            "balanced_accuracy": mean(by_class["recall"]),
-            "macro_f1": mean(by_class["f1"]),
+            "balanced_accuracy": mean(counts["recall"]),
+            "macro_f1": mean(counts["f1"]),
             "patient_accuracy": _patient_accuracy(unit, weights, answers.right),
+            **{name: mean(column) for name, column in ranks.items()},
         }
-        return with_positive(values, by_class)
+        if index is not None:
+            values |= {POSITIVE + name: column[index] for name, column in (counts | ranks).items()}
+        return values
 
-    def ranks(weights: np.ndarray) -> Values:
-        by_class = rank(weights)
-        return with_positive({name: mean(column) for name, column in by_class.items()}, by_class)
-
-    spans = bootstrap(counts, unit, resamples, tick)
-    if draws := _ranked_draws(answers, resamples):
-        spans |= bootstrap(ranks, unit, draws, tick)
-    return spans
+    return bootstrap(statistic, unit, resamples, tick)
 
 
 def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) -> float:
@@ -270,15 +261,12 @@ def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) 
 def bootstrap(
     statistic: Callable[[np.ndarray], Values], unit: np.ndarray, resamples: int, tick: Tick | None = None
 ) -> dict[str, list[float] | None]:
-    """Intervals of the values of `statistic`.
+    """Intervals of the values of `statistic`: None if undefined in more than half of the resamples, {} with one unit.
 
     Args:
         statistic: Called with the number of times that each image (N,) counts in a resample.
         unit: (N,) the patient of each image, as 0 .. K-1.
         tick: Called with 1 after each resample.
-
-    Returns:
-        None for a value that is undefined in more than half of the resamples; an empty dict with fewer than two units.
     """
     count = int(unit.max()) + 1
     if count < 2:
@@ -300,8 +288,7 @@ def bootstrap(
 class Ranking:
     """As `class_ranking` for one set of labels (N,) and probabilities (N, C), under any weights.
 
-    scikit-learn sorts, and checks its arguments, at every call. Here images are sorted once by the falling probability
-    of each class; those of equal probability share a threshold.
+    scikit-learn sorts at every call; here images are sorted once by the falling probability of each class.
     """
 
     def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
@@ -394,9 +381,7 @@ def _interval_notes(facts: dict[str, Any]) -> list[str]:
     elif count < FEW_PATIENTS:
         notes.append(f"{count} patients are few: the intervals are rough, and probably too narrow.")
     if not facts["resamples_ranked"]:
-        notes.append("AUROC and average precision have no interval: too many images and classes to resample.")
-    elif facts["resamples_ranked"] < facts["resamples"]:
-        notes.append(f"Those of AUROC and average precision use {facts['resamples_ranked']:,} resamples.")
+        notes.append("AUROC and average precision have no interval: too many images and classes for the resamples.")
     return notes
 
 

@@ -53,11 +53,7 @@ class Difference(NamedTuple):
 
 
 class Exported(nn.Module):
-    """Pixels -> calibrated probabilities, features and mask: those of `outputs` that the model has, in this order.
-
-    Args:
-        raw: Pixels are (N, S, S, 3) uint8 instead of (N, 3, S, S) in [0, 1].
-    """
+    """Pixels (N, 3, S, S) in [0, 1], or `raw` (N, S, S, 3) uint8 -> those of `outputs` that the model has, in order."""
 
     def __init__(self, model: Classifier, temperature: float, outputs: Sequence[str], raw: bool = False) -> None:
         super().__init__()
@@ -97,10 +93,7 @@ def require_extra() -> None:
 
 
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, Difference]:
-    """Write the file and return the largest difference of each output from the original's.
-
-    Args:
-        images: (S, S, 3) uint8, on which the outputs are compared.
+    """Write the file and return the largest difference of each output from the original's on images (S, S, 3) uint8.
 
     Raises:
         ValueError: a difference above `NOISE_FACTOR` times the network's rounding, or a model that cannot be
@@ -179,12 +172,7 @@ def check_folder(target: Path) -> None:
 def export_wsinfer(
     predictor: Predictor, target: Path, images: Sequence[np.ndarray], *, spacing: float, patch: int
 ) -> dict[str, Difference]:
-    """The same as a folder for WSInfer.
-
-    Args:
-        spacing: Microns per pixel at which patches are cut.
-        patch: Their side in pixels, before they are resized.
-    """
+    """The same as a folder for WSInfer: patches of `patch` pixels, before resizing, at `spacing` microns per pixel."""
     check_folder(target)
     _check_exportable(predictor, images, "WSInfer")
     with replacing_folder(target) as temporary, warnings.catch_warnings():

@@ -1,17 +1,14 @@
 """Finished runs of one fold on the same data: opened together for a diagnosis, and scored as an ensemble.
 
-    ensemble = score_ensemble(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"])
-    ensemble.whole["accuracy"], [member.whole["accuracy"] for member in ensemble.members]
-
-The ensemble is the mean of the runs' probabilities, scored on the unseen domain that all of them left out. For runs
+An ensemble is the mean of the runs' probabilities, scored on the unseen domain that all of them left out. For runs
 trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS 2022). Runs may differ in method,
-backbone, image size and seed, but not in data, classes and unseen domain. The 80 % part is that of the first run's
-split, for all of them alike.
+backbone, image size and seed. The 80 % part is that of the first run's split, for all of them alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +19,7 @@ import torch
 from torch import Tensor
 
 from patchgen.common.files import expanded
-from patchgen.common.reading import batches
+from patchgen.common.progress import Progress
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
@@ -32,10 +29,9 @@ from patchgen.methods import method_class
 from patchgen.model.classifier import Classifier
 from patchgen.predict.predictor import Checkpoint, Predictor, load_run
 from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.tensors import Predictions, read_predictions, save_predictions
 from patchgen.tasks import Fold, make_fold
 from patchgen.tasks.metrics import probability_scores
-
-BATCH = 128  # of an ensemble, as in a run's own test: predictions of transductive methods depend on it
 
 
 @dataclass(frozen=True)
@@ -88,33 +84,24 @@ class Subject:
         return (mask >= 0.5).float().mean(1).cpu().numpy()
 
 
-def open_subject(folder: RunFolder, name: str, fold: Fold, checkpoint: Checkpoint, **device: Any) -> Subject:
-    """A run of the fold."""
-    predictor = load_run(folder.path, checkpoint, **device)
-    if predictor.classes != fold.classes:
-        raise ValueError(
-            f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
-            f"{', '.join(fold.classes)}; point --data at the data of the run"
-        )
-    return Subject(name, folder, predictor, fold, predictor.store(fold.table.files))
-
-
 def open_subjects(
     runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected", **device: Any
 ) -> list[Subject]:
-    """The runs in the given order; all must belong to the fold of the first.
-
-    Args:
-        data: Current path of the data, if it has changed.
-    """
+    """The runs in the given order, all of one fold; `data`: the current path of their data, if it has changed."""
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise ValueError("the same run is named twice; leave it out of --against")
     folders, fold = open_runs(runs, data)
     names = [f"{f.config.method}@{f.config.pool}" if f.config.pool else f.config.method for f in folders]
     subjects = []
     for folder, name in zip(folders, names, strict=True):
-        own_name = name if names.count(name) == 1 else f"{name} {folder.path.resolve().name[:6]}"
-        subjects.append(open_subject(folder, own_name, fold, checkpoint, **device))
+        predictor = load_run(folder.path, checkpoint, **device)
+        if predictor.classes != fold.classes:
+            raise ValueError(
+                f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
+                f"{', '.join(fold.classes)}; point --data at the data of the run"
+            )
+        full_name = name if names.count(name) == 1 else f"{name} {folder.path.resolve().name[:6]}"
+        subjects.append(Subject(full_name, folder, predictor, fold, predictor.store(fold.table.files)))
     return subjects
 
 
@@ -145,11 +132,7 @@ def open_runs(runs: Sequence[str | Path], data: str | None) -> tuple[list[RunFol
 
 
 def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
-    """Check that the images are those of the run, by its list of images and, if known, by their sizes.
-
-    Args:
-        data: Current path of the data as given by the user; the original path may no longer exist.
-    """
+    """Check that the images are those of the run, by its list of images and, if known, by their sizes."""
     config = folder.config
     try:
         read_splits(folder.path / "splits.csv", fold.table)
@@ -194,12 +177,36 @@ def _evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.nd
     return rows[turn.sort_values(kind="stable").index[:count]]
 
 
-# Ensembles
+# Predictions for the unseen domain
+
+
+def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint, **device: Any) -> Predictions:
+    """What a run predicts for the unseen domain, in the order of `rows_of`.
+
+    Runs save it; those of earlier versions are loaded, predict once more, and save it too.
+    """
+    rows = rows_of(fold)
+    saved = read_predictions(run.path, checkpoint)
+    fits = saved is not None and saved.probabilities.shape == (len(rows), len(fold.classes))
+    if saved and fits and (saved.rows == rows).all() and (saved.label == fold.truth[rows]).all():
+        return saved
+    predictor = load_run(run.path, checkpoint, **device)
+    with Progress(f"predicting {fold.unseen}", len(rows)) as bar:
+        logits, _ = predictor.read(predictor.store(fold.table.files), rows, bar.tick)
+    predictions = Predictions(rows, fold.truth[rows], logits.softmax(1).float().numpy())
+    with suppress(OSError):  # a folder that is not ours to write to
+        save_predictions(run.path, checkpoint, predictions, fold.classes)
+    return predictions
+
+
+def rows_of(fold: Fold) -> np.ndarray:
+    """The rows of the unseen domain, in the order of the table."""
+    return np.sort(np.concatenate(list(fold.test.values())))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a run, or of the ensemble, on the unseen domain."""
+    """The scores of a run on the unseen domain."""
 
     name: str  # the method
     run: str  # name of the run folder
@@ -210,7 +217,7 @@ class Scored:
 @dataclass(frozen=True)
 class Ensemble:
     fold: Fold
-    rows: np.ndarray  # (N,) scored rows of the table: the 80 % part, then the rest
+    rows: np.ndarray  # (N,) scored rows of the table
     probabilities: np.ndarray  # (N, C) mean over the runs
     members: tuple[Scored, ...]
     part: dict[str, Any]
@@ -223,14 +230,9 @@ class Ensemble:
 
 
 def score_ensemble(
-    runs: Sequence[str | Path], data: str | None = None, checkpoint: Checkpoint = "selected"
+    runs: Sequence[str | Path], data: str | None = None, checkpoint: Checkpoint = "selected", **device: Any
 ) -> Ensemble:
     """Score the mean of the probabilities of two or more finished runs of one fold; `data` as in `open_subjects`."""
-    return score_members(*open_members(runs, data), checkpoint)
-
-
-def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[list[RunFolder], Fold]:
-    """The runs' folders and the fold that they share."""
     if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
         raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
     folders, fold = open_runs(runs, data)
@@ -243,31 +245,18 @@ def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[l
         raise ValueError(
             f"{folders[0].path} was trained on all domains (--unseen none): it has no unseen domain to score"
         )
-    return folders, fold
-
-
-def score_members(
-    folders: Sequence[RunFolder], fold: Fold, checkpoint: Checkpoint, tick: Callable[[int], None] | None = None,
-    **device: Any,
-) -> Ensemble:  # fmt: skip
-    """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
-    each, members = [], []
-    for folder in folders:
-        subject = open_subject(folder, folder.config.method, fold, checkpoint, **device)
-        parts = [
-            subject.probabilities(subject.pixels(part)).cpu().numpy().astype(float)
-            for rows in fold.test.values()
-            for part, _ in batches(rows, len, BATCH, tick)
-        ]
-        each.append(np.concatenate(parts))
-        members.append(Scored(subject.name, subject.run, *_score(each[-1], fold)))
+    each = [predictions_at(run, fold, checkpoint, **device).probabilities.astype(float) for run in folders]
+    members = tuple(
+        Scored(run.config.method, run.path.resolve().name, *_score(probabilities, fold))
+        for run, probabilities in zip(folders, each, strict=True)
+    )
     mean = np.mean(each, axis=0)
-    return Ensemble(fold, np.concatenate(list(fold.test.values())), mean, tuple(members), *_score(mean, fold))
+    return Ensemble(fold, rows_of(fold), mean, members, *_score(mean, fold))
 
 
 def _score(probabilities: np.ndarray, fold: Fold) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores of the 80 % part and of the whole, as a run's own test record has them."""
-    rows = np.concatenate(list(fold.test.values()))
+    rows = rows_of(fold)
     truth, inside = fold.truth[rows], np.isin(rows, fold.test["in"])
     confusion = np.zeros((2, fold.size, fold.size), dtype=np.int64)  # [the rest, the 80 % part]
     np.add.at(confusion, (inside.astype(int), truth, probabilities.argmax(1)), 1)

@@ -71,13 +71,10 @@ def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str,
 
 
 def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -> Path:
-    """Write a model folder, replacing an older one.
+    """Write a model folder, replacing an older one; ValueError if the path holds something else.
 
     Args:
         with_backbone: If False, the folder is small, and loading it needs the same backbone from its source.
-
-    Raises:
-        ValueError: the path holds something else.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

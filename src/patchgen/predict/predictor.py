@@ -283,6 +283,25 @@ class Predictor:
         features = out.features.float().cpu().numpy()
         return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, features)
 
+    @torch.inference_mode()
+    def read(
+        self, store: ImageStore, rows: np.ndarray, tick: Callable[[int], None] | None = None,
+        tokens: np.ndarray | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Logits (N, C) and features (N, D) of rows of a store, or of their stored tokens, in double precision."""
+        backbone, logits, features = self.model.backbone, [], []
+
+        def inputs(part: np.ndarray) -> Tensor:
+            if tokens is not None:
+                return torch.from_numpy(tokens[part]).to(self.device).float()
+            return normalize(store.load(part).to(self.device).float() / 255, backbone.mean, backbone.std)
+
+        for _, part in batches(rows, inputs, tick=tick):
+            out = self.model(part)
+            logits.append(out.logits.double().cpu())
+            features.append(out.features.double().cpu())
+        return torch.cat(logits), torch.cat(features)
+
     def computed(self, images: Sequence[np.ndarray]) -> Outputs:
         """The same of the runtime."""
         return self.runtime.answer(images) if self.runtime else self.outputs(images)

@@ -1,11 +1,8 @@
 """Predictions with a faster runtime than torch: converted once, cached, and checked against torch before use.
 
-    load_predictor("tiles-model").use("auto", say=print)     # runtime onnx 1.31.1: 1.3 times as fast as torch, ...
-
 A model is converted to ONNX and stored in the cache folder under a digest of its weights and of the versions that wrote
 it. The runtime first predicts a few images in a child process, so that a crash becomes an error message. If its outputs
-differ from torch's by more than `TOLERANCE`, or in a class, it is not used. The same images are timed, and `auto` uses
-the fastest runtime: which one that is depends on the processor.
+differ from torch's by more than `TOLERANCE`, or in a class, it is not used. `auto` uses the fastest on these images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """A converted model in ONNX Runtime or OpenVINO. Nothing here imports torch.
 
-    answer = open_session("openvino", Path("model.onnx"), threads=2, half=False)
-    answer(pixels)["probabilities"]                   # (N, S, S, 3) uint8 -> (N, C) float32
-
     python -m patchgen.predict.sessions openvino model.onnx 2 0 images.npy answers.npz
 
 As a program it predicts a few images in a separate process, because a runtime that uses instructions that the machine

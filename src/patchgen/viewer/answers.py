@@ -42,11 +42,7 @@ def scored(predictor: Predictor, pixels: np.ndarray) -> dict[str, Any]:
 
 
 def ranked(predictor: Predictor, pixels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Scores (h, w) of the patches by each ranking, for the predicted class.
-
-    Raises:
-        ValueError: a ranking that the model does not have.
-    """
+    """Scores (h, w) of the patches by each ranking, for the predicted class; ValueError for one that is unavailable."""
     check_rankings(predictor.model, tuple(names), "this model")
     images = predictor.inputs([pixels])
     with torch.no_grad():
@@ -58,11 +54,7 @@ def ranked(predictor: Predictor, pixels: np.ndarray, names: Sequence[str]) -> di
 
 @torch.no_grad()
 def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], operator: str) -> dict[str, Any]:
-    """The classes after the pixels of patches `off` (row by row, from 0) are perturbed, as in `diagnose`.
-
-    Raises:
-        ValueError: no such patch or operator.
-    """
+    """The classes after the pixels of patches `off` (row by row, from 0) are perturbed, as in `diagnose`."""
     height, width = predictor.model.grid
     if operator not in PERTURBATIONS:
         raise ValueError(f"operator must be one of {', '.join(PERTURBATIONS)}, not {operator!r}")

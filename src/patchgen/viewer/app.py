@@ -107,9 +107,9 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 class _OneLine:
-    """Logs errors outside of requests, such as a lack of file descriptors for new connections, in one line.
+    """Logs an error outside of requests in one line, once in `QUIET` seconds.
 
-    The loop retries thousands of times a second; the same line is logged once in `QUIET` seconds.
+    Without file descriptors for new connections the loop retries thousands of times a second.
     """
 
     def __init__(self) -> None:
@@ -133,11 +133,7 @@ class ModelThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     async def run(self, job: Callable[..., T], *arguments: Any) -> T:
-        """The job's result.
-
-        Raises:
-            RefusedRequest: the queue is full, or the time is up (a job that has not started is then cancelled).
-        """
+        """The job's result; RefusedRequest if the queue is full, or the time is up: a waiting job is then cancelled."""
         if self.queued >= self.waiting:
             raise RefusedRequest(503, f"{self.queued} requests are waiting for the model; try again in a moment")
         self.queued += 1

@@ -179,10 +179,7 @@ def _guarded(send: Send, seconds: float) -> Send:
 
 
 class HeaderTimeout(H11Protocol):
-    """Closes connections whose next request's headers take too long; uvicorn itself waits without limit.
-
-    ``uvicorn.Config(app, http=HeaderTimeout)``
-    """
+    """Closes connections whose next request's headers take too long; uvicorn itself waits without limit."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,9 +1,4 @@
-"""The models and runs of the viewer, by id: no request ever contains a path.
-
-library = Library(find_items(["runs", "tiles-model"]))   # a run, a model folder, or a folder of them
-library.predictor("1")                                   # loaded at first use, at most three in memory
-overview(library.item("1")), detail(library.item("1"))   # settings and scores; the same with curves and summary
-"""
+"""The models and runs of the viewer, by id: no request ever contains a path."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import os
 import re
 import statistics
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,11 +75,7 @@ def without_paths(error: Exception, folder: Path) -> str:
 
 
 def find_items(words: Sequence[str | Path]) -> list[Item]:
-    """Runs and models, and those directly inside folders, each once, in the order given.
-
-    Raises:
-        ValueError: a path without any.
-    """
+    """Runs and models, and those directly inside folders, each once, in order; ValueError for a path without any."""
     kinds: dict[Path, Literal["run", "model"]] = {}
     for word in words:
         path = expanded(word)
@@ -100,14 +90,11 @@ def find_items(words: Sequence[str | Path]) -> list[Item]:
         kinds.update(inside)
     if not kinds:
         raise ValueError("name at least one model folder, run folder, or folder of runs")
-    # numbers as ids, which reveal no path; equal names get their parent folder's name, then a number
-    plain, names = [clean_name(path.name) for path in kinds], list[str]()
-    for name, path in zip(plain, kinds, strict=True):
-        names.append(name if plain.count(name) == 1 else f"{clean_name(path.parent.name)}/{name}")
-    items = []
+    # numbers as ids, which reveal no path; equal names get their parent folder's name
+    names, items = [clean_name(path.name) for path in kinds], []
     for i, (name, (path, kind)) in enumerate(zip(names, kinds.items(), strict=True), 1):
-        again = names[:i].count(name)
-        items.append(Item(str(i), f"{name} ({again})" if again > 1 else name, path, kind))
+        parent = f"{clean_name(path.parent.name)}/" if names.count(name) > 1 else ""
+        items.append(Item(str(i), parent + name, path, kind))
     return items
 
 
@@ -118,13 +105,12 @@ def _kind(path: Path) -> Literal["run", "model"] | None:
 
 
 class Library:
-    """Items by id, and the most recently used models on the chosen runtime."""
+    """Items by id, and the most recently used models on the chosen runtime, which only one thread loads."""
 
     def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **device: Any) -> None:
         self.items, self.runtime, self.device = {item.id: item for item in items}, runtime, device
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
         self._examples: dict[str, list[Example]] = {}
-        self._lock = threading.Lock()
 
     def item(self, name: str) -> Item:
         if name not in self.items:
@@ -132,23 +118,17 @@ class Library:
         return self.items[name]
 
     def predictor(self, name: str) -> Predictor:
-        """The model of an item.
-
-        Raises:
-            RefusedRequest: no such item.
-            ValueError: it cannot be loaded, with the reason.
-        """
+        """The model of an item; ValueError with the reason if it cannot be loaded."""
         item, say = self.item(name), partial(print, file=sys.stderr, flush=True)
-        with self._lock:
-            if name not in self._loaded:
-                while len(self._loaded) >= LOADED:  # before the next one, which needs the room
-                    self._loaded.popitem(last=False)
-                try:
-                    self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=say)
-                except UNREADABLE as error:
-                    raise ValueError(without_paths(error, item.path)) from error
-            self._loaded.move_to_end(name)
-            return self._loaded[name]
+        if name not in self._loaded:
+            while len(self._loaded) >= LOADED:  # before the next one, which needs the room
+                self._loaded.popitem(last=False)
+            try:
+                self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=say)
+            except UNREADABLE as error:
+                raise ValueError(without_paths(error, item.path)) from error
+        self._loaded.move_to_end(name)
+        return self._loaded[name]
 
     def examples(self, name: str) -> list[Example]:
         """Images of the run's unseen domain, balanced over classes; none if its data are missing."""

@@ -29,11 +29,10 @@ MEMORY = 4 << 30  # bytes of the child's address space
 
 
 class Decoder:
-    """Starts its child process at first use, and a new one after a crash or timeout."""
+    """Starts its child process at first use, and a new one after a crash or timeout. Only the model thread uses it."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
-        self._lock = threading.Lock()
 
     def decode(self, data: bytes, size: int, interpolation: str = BILINEAR) -> np.ndarray:
         """(size, size, 3) uint8, as `patchgen predict` decodes the file."""
@@ -44,18 +43,17 @@ class Decoder:
         return self._ask({}, data)
 
     def _ask(self, request: dict[str, Any], data: bytes) -> np.ndarray:
-        with self._lock:
-            if self._child is None:
-                self._child = Child(__name__, SECONDS)
-                weakref.finalize(self, self._child.close)
-            try:
-                answer, pixels = self._child.ask(request, data)
-            except ChildDied as error:
-                self._child.close()
-                self._child = None
-                raise UnreadableImage("image", f"it cannot be decoded ({error})") from error
-            except ChildError as error:
-                raise UnreadableImage("image", str(error), fix="") from error
+        if self._child is None:
+            self._child = Child(__name__, SECONDS)
+            weakref.finalize(self, self._child.close)
+        try:
+            answer, pixels = self._child.ask(request, data)
+        except ChildDied as error:
+            self._child.close()
+            self._child = None
+            raise UnreadableImage("image", f"it cannot be decoded ({error})") from error
+        except ChildError as error:
+            raise UnreadableImage("image", str(error), fix="") from error
         return np.frombuffer(pixels, np.uint8).reshape(answer["shape"])
 
 
@@ -100,11 +98,7 @@ class UploadStore:
         self._lock, self._decoder = threading.Lock(), Decoder()
 
     def add(self, name: str, data: bytes, truth: str | None = None) -> Upload:
-        """Check a file and keep it.
-
-        Raises:
-            UnreadableImage: not an image, or above a limit; the `reason` can be shown to users.
-        """
+        """Check a file and keep it; UnreadableImage, with a reason for the user, if it is none or above a limit."""
         name = clean_name(name)
         check_image(name, data, self.limits)
         upload = Upload(secrets.token_urlsafe(12), name, data, self._decoder, truth)
