@@ -206,7 +206,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self.folds_: list[dict[str, Any]] = about["folds"]
         self.calibration_: dict[str, Any] = about["calibration"]
         self.temperature_ = model.predictor.confidence.temperature
-        expected = {n: tuple(v) if isinstance(v, list) else v for n, v in (about["expected"] or {}).items()}
+        facts: dict[str, Any] = about["expected"] or {}
+        expected: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}
         self.expected_accuracy_ = Expected(**expected) if expected else None
 
     @property
@@ -269,7 +270,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             if not isinstance(images, (str, os.PathLike)):
                 raise ValueError("score needs y=, the class of each image, unless the data is a folder or manifest")
             table = read_table(os.fspath(images))
-            rows = np.flatnonzero(table.label >= 0)
+            rows = np.flatnonzero(table.label >= 0).tolist()
             images, y = [table.file(i) for i in rows], [table.label_name(i) for i in rows]
         right = self.predict(images).astype(str) == np.asarray(y).astype(str)
         return float(np.average(right, weights=sample_weight))

@@ -54,8 +54,9 @@ class Answers:
 
     def take(self, keep: np.ndarray) -> Answers:
         """The answers for some images, given as (N,) bool."""
-        columns = {name: getattr(self, name) for name in ("rows", "label", "probabilities", "unlike")}
-        return replace(self, **{name: None if values is None else values[keep] for name, values in columns.items()})
+        columns: dict[str, Any] = {name: getattr(self, name) for name in ("rows", "label", "probabilities", "unlike")}
+        columns = {name: None if values is None else values[keep] for name, values in columns.items()}
+        return replace(self, **columns)
 
     def known(self) -> Answers:
         """The answers for classes that the model has."""

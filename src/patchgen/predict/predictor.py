@@ -154,8 +154,8 @@ def load_run(
     config = folder.config  # first: a stream's run has other settings, and says so
     config, file = replace(config, backbone=backbone or config.backbone), folder.checkpoint(checkpoint)
     if not file.is_file():
-        names = [name for name in get_args(Checkpoint) if folder.checkpoint(name).is_file()]
-        there = f"it has {' and '.join(names)}" if names else "it has none yet: train it to its first evaluation"
+        has = " and ".join(name for name in get_args(Checkpoint) if folder.checkpoint(name).is_file())
+        there = f"it has {has}" if has else "it has none yet: train it to its first evaluation"
         hint = "; swad needs a finished run trained with --swad" if checkpoint == "swad" else ""
         raise ValueError(f"{folder.path} has no checkpoint {checkpoint!r} ({there}){hint}")
     tensors, facts = load_tensors(file)
