@@ -153,7 +153,6 @@ def test_bad_models_do_not_hide_the_others(model_folder: Path, tiny_run: Any, tm
     assert "error" not in rows["whole"] and "error" not in rows["model-good"]
     for name in ("laughs", "list", "records", "pipe", "linked", "model-settings", "model-none", "model-readme"):
         assert rows[name]["error"].startswith("cannot be read") and str(tmp_path) not in rows[name]["error"], name
-    assert client.get("/api/runs").status_code == 200
     for name, row in rows.items():
         answer = client.get(f"/api/runs/{row['id']}")
         assert answer.status_code == 200 and "root:" not in answer.text and str(tmp_path) not in answer.text, name

@@ -90,6 +90,7 @@ def test_a_model_in_use_does_not_notice_its_file(
         assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTModel
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def test_a_model_says_what_it_has(client: Any) -> None:
     assert not mask["calibrated"] and not mask["knows_unlike"]
 
 
-@pytest.mark.parametrize("name", ["3", "0", "..", "%2e%2e%2fetc", "1%00", "x" * 500])
+@pytest.mark.parametrize("name", ["3", "..", "%2e%2e%2fetc", "1%00"])
 def test_an_unknown_id_is_no_path(client: Any, name: str) -> None:
     for path in (f"/api/models/{name}", f"/api/runs/{name}", f"/api/images/{name}"):
         answer = client.get(path)
@@ -79,19 +78,13 @@ def test_a_prediction_is_that_of_the_command(client: Any, run_folders: list[Path
     assert found["unlike_training"] is None
 
 
-def test_several_files_are_answered_in_order_good_and_bad(client: Any) -> None:
-    files = [("good.png", png(1)), ("bad.png", b"no"), ("other.png", png(2))]
-    rows = upload(client, *files).json()["images"]
-    assert [row["name"] for row in rows] == ["good.png", "bad.png", "other.png"]
-    assert ["error" in row for row in rows] == [False, True, False]
-
-
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_is_one_sentence(client: Any, name: str) -> None:
     data, reason = BAD_FILES[name]
-    answer = upload(client, (name, data))
-    [found] = answer.json()["images"]
+    answer = upload(client, ("good.png", png(1)), (name, data), ("other.png", png(2)))
+    first, found, last = answer.json()["images"]
     assert answer.status_code == 200 and set(found) == {"name", "error"}
+    assert (first["name"], found["name"], last["name"]) == ("good.png", name, "other.png") and "error" not in last
     assert reason in found["error"] and "BytesIO" not in found["error"] and "\n" not in found["error"]
 
 
@@ -230,22 +223,6 @@ def test_runs_have_scores_curves_and_settings(client: Any, run_folders: list[Pat
     ]
     assert "mask mean" not in client.get("/api/runs/2").json()["curves"]
     assert detail["summary"].startswith("# patchgen with studio unseen")
-
-
-def test_a_damaged_run_does_not_hide_the_others(run_folders: list[Path], tmp_path: Path, make_client: Any) -> None:
-    for name, text in {"a": "{", "b": "unknown_setting: 1", "c": ""}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(text)
-    shutil.copytree(run_folders[0], tmp_path / "d")
-    (tmp_path / "d" / "done").unlink()  # still running: its last line may be half written
-    (tmp_path / "d" / "records.jsonl").open("a").write(
-        '{"kind": "evaluation", "step": 9, "train": {"main": NaN}}\n{"ki'
-    )
-    client = make_client(Library(find_items([tmp_path])))
-    rows = client.get("/api/runs").json()["runs"]
-    assert [("error" in row) for row in rows] == [True, True, True, False]
-    assert client.get("/api/models/1").status_code == 422
-    assert all(step != 9 for step, _ in client.get("/api/runs/4").json()["curves"]["training loss"])
 
 
 def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(

@@ -17,16 +17,7 @@ import numpy as np
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
-from patchgen.tasks.metrics import (
-    RANKED,
-    accuracy,
-    class_counts,
-    class_ranking,
-    mean,
-    probability_scores,
-    reliability,
-    scores,
-)
+from patchgen.tasks.metrics import RANKED, class_counts, class_ranking, mean, probability_scores, reliability, scores
 from patchgen.train.evaluate import patient_scores
 
 LEVEL, SEED = 0.95, 20  # of the intervals
@@ -68,7 +59,7 @@ def evaluate(
         ValueError: `positive` is no class of the model.
     """
     check_options(positive, resamples, answers.classes)
-    known = answers.known()
+    known, unknown = answers.known(), answers.rows[answers.label == UNKNOWN].tolist()
     unit, unit_name = units(known)
     count = int(unit.max()) + 1
     per_class, sites = _per_class(known), _sites(known, resamples, trained_on)
@@ -78,7 +69,13 @@ def evaluate(
     named = [*METRICS, *(["patient_accuracy"] if known.table.group else [])]
     binary = positive and {**per_class[positive], "prevalence": per_class[positive]["images"] / len(known.rows)}
     results: dict[str, Any] = {
-        "images": _counts(answers),
+        "images": {
+            "scored": len(known.rows),
+            "unknown_class": len(unknown),
+            "unknown_classes": sorted({answers.table.label_name(row) for row in unknown}),
+            "unlabelled": answers.unlabelled,
+            "unreadable": len(answers.unreadable),
+        },
         "classes": list(known.classes),
         "metrics": metrics(known),
         "undefined": dict.fromkeys(RANKED, alone) if len(present) == 1 else {},
@@ -234,16 +231,12 @@ def _intervals(
 
     def statistic(weights: np.ndarray) -> Values:
         square = confusion(answers, weights)
-        counts, ranks = class_counts(square), rank(weights) if rank else {}
-        values = {
-            "accuracy": accuracy(square),
-            "balanced_accuracy": mean(counts["recall"]),
-            "macro_f1": mean(counts["f1"]),
-            "patient_accuracy": _patient_accuracy(unit, weights, answers.right),
-            **{name: mean(column) for name, column in ranks.items()},
-        }
+        totals, ranks = scores(square), rank(weights) if rank else {}
+        values: dict[str, float | None] = {name: totals[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
+        values["patient_accuracy"] = _patient_accuracy(unit, weights, answers.right)
+        values |= {name: mean(column) for name, column in ranks.items()}
         if index is not None:
-            values |= {POSITIVE + name: column[index] for name, column in (counts | ranks).items()}
+            values |= {POSITIVE + name: column[index] for name, column in (class_counts(square) | ranks).items()}
         return values
 
     return bootstrap(statistic, unit, resamples, tick)
@@ -315,17 +308,6 @@ def _areas(weights: np.ndarray, is_class: np.ndarray, last: np.ndarray) -> tuple
 
 
 # What a reader must know
-
-
-def _counts(answers: Answers) -> dict[str, Any]:
-    unknown = answers.rows[answers.label == UNKNOWN]
-    return {
-        "scored": len(answers.rows) - len(unknown),
-        "unknown_class": len(unknown),
-        "unknown_classes": sorted({answers.table.label_name(row) for row in unknown}),
-        "unlabelled": answers.unlabelled,
-        "unreadable": len(answers.unreadable),
-    }
 
 
 def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
