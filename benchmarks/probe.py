@@ -88,7 +88,7 @@ class Probe:
 
     def one_pass(self, room: int) -> float:
         """Processor seconds of a pass with so many bytes for features."""
-        self.reader.memory.room = room
+        self.reader.room = room
         self.forwards.append(0)
         return cpu_seconds(self._train)
 

@@ -31,9 +31,9 @@ def check(stream: Stream) -> None:
     parts = [*stream.train, stream.held_out]
     together = np.concatenate(parts)
     assert len(together) == len(set(together.tolist()))
-    assert (stream.stage[stream.held_out] == -1).all()
+    assert (stream.stages.stage[stream.held_out] == -1).all()
     for number, rows in enumerate(stream.train):
-        assert (stream.stage[rows] == number).all() and len(rows)
+        assert (stream.stages.stage[rows] == number).all() and len(rows)
         assert set(stream.label[rows]) <= set(stream.stages.entered(number))
     assert stream.known.tolist() == sorted(set(stream.label[stream.train[0]]))
 
@@ -50,7 +50,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert np.bincount(stream.label[stream.held_out]).tolist() == [2] * 5  # 10 % of 20
     # 18 left: 14 + 2 + 2; 12 + 6; 18
     assert counts(stream) == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
-    assert stream.known.tolist() == [0, 1, 2] and stream.entry.tolist() == [0, 0, 0, 1, 2]
+    assert stream.known.tolist() == [0, 1, 2] and stream.stages.entry.tolist() == [0, 0, 0, 1, 2]
     assert stream.notes == ()
 
 
@@ -62,7 +62,7 @@ def test_holdout_and_seed(tmp_path: Path) -> None:
     assert np.bincount(fifth.label[fifth.held_out]).tolist() == [4] * 5
     one, again, other = (read_stream(root, replace(THREE, seed=seed)) for seed in (1, 1, 2))
     assert one.held_out.tolist() == again.held_out.tolist() != other.held_out.tolist()
-    assert one.stage.tolist() == again.stage.tolist() != other.stage.tolist()
+    assert one.stages.stage.tolist() == again.stages.stage.tolist() != other.stages.stage.tolist()
     assert (one.schedule.seed, other.schedule.seed) == (1, 2)
     for share in (1, -0.1, float("nan")):
         with pytest.raises(ValueError, match="holdout is a share of each class"):
@@ -75,7 +75,7 @@ def test_domains_are_ignored(tmp_path: Path) -> None:
     assert counts(stream) == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
     stream.table.to_csv(tmp_path / "m.csv")
     again = read_stream(tmp_path / "m.csv", THREE)
-    assert again.stage.tolist() == stream.stage.tolist()
+    assert again.stages.stage.tolist() == stream.stages.stage.tolist()
     replace(stream.table, weight=np.ones(100)).to_csv(tmp_path / "weighted.csv")
     with pytest.raises(ValueError, match="sample_weight; leave that column out"):
         make_stream(StreamConfig(data=str(tmp_path / "weighted.csv")))
@@ -154,7 +154,7 @@ def test_notes_on_tiny_and_unused_classes(tmp_path: Path) -> None:
         "1 of 4 classes in no stage: cat",
         "1 of 4 classes too small for all stages: bee (not in 1)",
     )
-    assert stream.entry.tolist() == [0, 0, -1, 1]
+    assert stream.stages.entry.tolist() == [0, 0, -1, 1]
     assert set(stream.label[stream.held_out]) == {0, 1, 3}  # a class in no stage is not scored
 
 
@@ -166,7 +166,7 @@ def test_rows_without_a_label_are_not_used(tmp_path: Path) -> None:
     stream = read_stream(root / "m.csv", THREE)
     check(stream)
     bare = np.flatnonzero(stream.label < 0)
-    assert len(bare) == 10 and (stream.stage[bare] == -1).all() and not set(bare) & set(stream.held_out)
+    assert len(bare) == 10 and (stream.stages.stage[bare] == -1).all() and not set(bare) & set(stream.held_out)
     assert stream.notes == ("10 images have no label and are not used",)
 
 

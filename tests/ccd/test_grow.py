@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.ccd.grow import KAPPA, ClusterStatistics, Prior, grow
+from patchgen.ccd.grow import KAPPA, Groups, Prior, grow
 from patchgen.ccd.mixture import SphericalMixture
 
 
@@ -44,7 +44,7 @@ def predictive_evidence(rows: Tensor, variance: float) -> float:
 @pytest.mark.parametrize(("count", "dim"), [(1, 1), (4, 1), (1, 5), (7, 3)])
 def test_the_evidence_is_the_product_of_predictive_densities(count: int, dim: int) -> None:
     rows = torch.randn(count, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.3
-    groups = ClusterStatistics.of(rows, torch.zeros(count, dtype=torch.int64), 1)
+    groups = Groups.of(rows, torch.zeros(count, dtype=torch.int64), 1)
     found = Prior(dim, 0.7).evidence(groups.counts, groups.squares, groups.sums.square().sum(1))
     assert float(found) == pytest.approx(predictive_evidence(rows, 0.7), rel=1e-8)
 

@@ -167,7 +167,7 @@ def test_distinct_images_get_distinct_prompt_sets() -> None:
     plain = sets(fitted.nearest(rows.float(), 5))
     assert plain > 1000
     assert sets(fitted.nearest(45 * rows.float(), 5)) == pytest.approx(plain, abs=2)  # two may tie in float32
-    unnormalised = fitted._log_joint(45 * rows)  # what a query without `unit` would rank by
+    unnormalised = fitted.log_joint(45 * rows)  # what a query without `unit` would rank by
     assert sets(unnormalised.topk(5, dim=1).indices) < plain / 20
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from patchgen.ccd.data import Stream, read_stream
-from patchgen.ccd.scores import discover, entered, forgetting, halve_held_out, score, validation_score
+from patchgen.ccd.scores import discover, forgetting, halve_held_out, score, validation_score
 from patchgen.ccd.stages import Schedule
 from patchgen.discovery import clustering_accuracy
 
@@ -90,4 +90,4 @@ def test_held_out_images_choose_or_score_never_both(stream: Stream) -> None:
     assert sorted([*choose, *rate]) == stream.held_out.tolist()
     assert np.bincount(stream.label[choose], minlength=4).tolist() == [2, 2, 2, 0]
     assert np.bincount(stream.label[rate], minlength=4).tolist() == [2, 2, 2, 1]
-    assert set(stream.label[entered(stream, rate, 0)]) == {0, 1}
+    assert set(stream.label[stream.entered(rate, 0)]) == {0, 1}

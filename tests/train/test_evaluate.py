@@ -109,7 +109,7 @@ def test_memory_is_limited(image_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     evaluator = make(image_folder, "lp", batch=2)
     first = evaluator(ROWS)
     reader = evaluator.reader
-    assert set(reader.memory) == set(ROWS[:kept].tolist()) and reader.memory.room == 5
+    assert set(reader.memory) == set(ROWS[:kept].tolist()) and reader.room == 5
     assert sum(t.untyped_storage().nbytes() for t in reader.memory.values()) == kept * dim * 4  # no batch hangs on them
     assert evaluator(ROWS).confusion.tolist() == first.confusion.tolist()
     assert isinstance(reader.store, CountingStore)

@@ -18,9 +18,12 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, read_predictions
 from patchgen.train import close
 from patchgen.train import fold as trainer_module
-from patchgen.train.close import close_run
+from patchgen.train.evaluate import Evaluator
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
+
+Patch = pytest.MonkeyPatch
+Settings = dict[str, Any]
 
 
 def plain(run: RunFolder) -> list[dict[str, Any]]:
@@ -36,8 +39,23 @@ def same_checkpoints(one: RunFolder, other: RunFolder) -> bool:
     return True
 
 
+def interrupt(place: Any, name: str, count: int, settings: Settings, out: Path) -> None:
+    """A training that is interrupted at a call of a function."""
+    whole, calls = getattr(place, name), list[int]()
+
+    def breaks(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(place, name, breaks)
+        train(Config(**settings), out, quiet=True)
+
+
 @pytest.fixture(scope="module")
-def unbroken(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def unbroken(tiny_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train(Config(**tiny_settings), tmp_path_factory.mktemp("unbroken"), quiet=True)
 
 
@@ -58,7 +76,7 @@ def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     assert json.loads((unbroken.path / "env.json").read_text())["threads"] >= 1
 
 
-def test_the_untrained_mask_is_that_of_a_run_that_learns_nothing(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_untrained_mask_is_that_of_a_run_that_learns_nothing(tiny_settings: Settings, tmp_path: Path) -> None:
     settings = {**tiny_settings, "steps": 3, "swad": False}
     trained = train(Config(**settings), tmp_path, quiet=True).records("test")[0]["mask"]
     idle = train(Config(**{**settings, "lr": 0.0}), tmp_path, quiet=True).records("test")[0]["mask"]
@@ -96,48 +114,35 @@ def test_missing_or_damaged_predictions_are_none(unbroken: RunFolder, tmp_path: 
         (close, "_score", 2),
     ],
 )
-def test_an_interrupted_run_goes_on_to_the_same_records(
-    moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+def test_resuming_reproduces_the_uninterrupted_run(
+    moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: Settings, tmp_path: Path
 ) -> None:
-    place, name, count = moment
-    whole = getattr(place, name)
-    calls = {"n": 0}
-
-    def breaks(self: FoldTrainer, *args: Any) -> Any:
-        calls["n"] += 1
-        if calls["n"] == count:
-            raise KeyboardInterrupt
-        return whole(self, *args)
-
-    monkeypatch.setattr(place, name, breaks)
-    with pytest.raises(KeyboardInterrupt):
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-    monkeypatch.setattr(place, name, whole)
+    interrupt(*moment, tiny_settings, tmp_path)
     run = train(Config(**tiny_settings), tmp_path, quiet=True)
     assert plain(run) == plain(unbroken)
     assert same_checkpoints(run, unbroken)
 
 
-def test_two_processes_share_the_batch_of_one(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
-    settings = {**tiny_settings, "steps": 3, "accelerator": "cpu", "threads": 1}
+def test_two_processes_share_the_batch_of_one(tiny_settings: Settings, tmp_path: Path) -> None:
+    settings = {**tiny_settings, "steps": 2, "eval_every": 1, "accelerator": "cpu", "threads": 1}
     one = train(Config(**settings), tmp_path / "one", quiet=True)
     two = train(Config(**settings, devices=2), tmp_path / "two", quiet=True)
-    for a, b in zip(one.records(), two.records(), strict=True):
-        assert a["kind"] == b["kind"]
-        if a["kind"] == "evaluation":
-            assert b["train"] == pytest.approx(a["train"], abs=2e-5)
-            for domain, scores in a["validation"].items():
-                found = b["validation"][domain]
-                assert found.pop("mask") == pytest.approx(scores.pop("mask"), abs=2e-4)
-                assert found == pytest.approx(scores, abs=2e-4)
+    for a, b in zip(one.records("evaluation"), two.records("evaluation"), strict=True):
+        assert b["train"] == pytest.approx(a["train"], abs=2e-5)
+        for domain, scores in a["validation"].items():
+            found = b["validation"][domain]
+            assert found.pop("mask") == pytest.approx(scores.pop("mask"), abs=2e-4)
+            assert found == pytest.approx(scores, abs=2e-4)
     weights = [load_tensors(run.checkpoint("swad"))[0] for run in (one, two)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
+    predictions = [read_predictions(run.path) for run in (one, two)]
+    np.testing.assert_allclose(predictions[1].probabilities, predictions[0].probabilities, atol=2e-4)
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_process_that_dies_matters_only_before_the_end(
-    finished: bool, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: bool, tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def launch(self: object, work: Any) -> None:
         if finished:
@@ -152,135 +157,96 @@ def test_a_process_that_dies_matters_only_before_the_end(
             train(Config(**tiny_settings), tmp_path, quiet=True)
 
 
-def test_half_precision_follows_full(unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
-    half = train(Config(**tiny_settings, precision="bf16-mixed"), tmp_path, quiet=True)
-    for a, b in zip(unbroken.records("evaluation"), half.records("evaluation"), strict=True):
-        assert b["train"]["main"] == pytest.approx(a["train"]["main"], rel=0.05)
-        assert b["mask"] == pytest.approx(a["mask"], abs=0.05)
+def test_half_precision_follows_full(unbroken: RunFolder, tiny_settings: Settings, tmp_path: Path) -> None:
+    half = train(Config(**{**tiny_settings, "steps": 1}, precision="bf16-mixed"), tmp_path, quiet=True)
+    [b], a = half.records("evaluation"), unbroken.records("evaluation")[0]
+    assert b["train"]["main"] == pytest.approx(a["train"]["main"], rel=0.05)
+    assert b["mask"] == pytest.approx(a["mask"], abs=0.05)
     tensors, _ = load_tensors(half.checkpoint("selected"))
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
-def test_kept_features_change_nothing(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    settings = {**tiny_settings, "method": "lp", "augment": False, "steps": 6}
-    kept = train(Config(**settings), tmp_path / "kept", quiet=True)
+def test_cached_features_change_nothing(tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
+    settings = {**tiny_settings, "method": "lp", "augment": False}
+    cached = train(Config(**settings), tmp_path / "cached", quiet=True)
     monkeypatch.setattr("patchgen.train.evaluate.MEMORY", 0)
     fresh = train(Config(**settings), tmp_path / "fresh", quiet=True)
-    for a, b in zip(kept.records("evaluation"), fresh.records("evaluation"), strict=True):
+    for a, b in zip(cached.records("evaluation"), fresh.records("evaluation"), strict=True):
         assert b["train"] == pytest.approx(a["train"], abs=1e-5)
 
 
 @pytest.mark.parametrize("select", ["source-validation", "oracle"])
 def test_the_unseen_domain_is_scored_only_for_what_is_reported(
-    select: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    select: str, tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    seen: list[tuple[str, set[int]]] = []
-    for place, name in ((FoldTrainer, "evaluation"), (close, "_score")):
-        whole = getattr(place, name)
+    score, evaluate = close._score, Evaluator.__call__
+    scored: dict[bool, set[int]] = {False: set(), True: set()}  # in training, and at its end
+    closing: list[bool] = []
 
-        def spy(self: FoldTrainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
-            inner = self.evaluate
-            whole_call = type(inner).__call__
+    def note(self: Evaluator, rows: np.ndarray, *more: Any, **named: Any) -> Any:
+        scored[bool(closing)] |= set(rows.tolist())
+        return evaluate(self, rows, *more, **named)
 
-            def note(evaluator: Any, rows: Any, *more: Any, **named: Any) -> Any:
-                seen.append((_name, set(rows.tolist())))
-                return whole_call(evaluator, rows, *more, **named)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(type(inner), "__call__", note)
-                return _whole(self, *args)
-
-        monkeypatch.setattr(place, name, spy)
-    run = train(Config(**{**tiny_settings, "select": select, "swad": False}), tmp_path, quiet=True)
+    monkeypatch.setattr(Evaluator, "__call__", note)
+    monkeypatch.setattr(close, "_score", lambda *args: (closing.append(True), score(*args), closing.pop())[1])
+    run = train(Config(**{**tiny_settings, "method": "lp-ln", "select": select, "swad": False}), tmp_path, quiet=True)
     unseen = set(range(60, 90))  # "studio" is the last of three domains with 30 images each
-    during = [rows & unseen for name, rows in seen if name == "evaluation"]
-    assert any(during) == (select == "oracle")
-    assert set().union(*(rows for name, rows in seen if name == "_score")) == unseen
+    assert bool(scored[False] & unseen) == (select == "oracle") and scored[True] == unseen
     assert run.records("test")[0]["rule"] == select
     assert ("LOOKS AT THE UNSEEN" in (run.path / "summary.md").read_text()) == (select == "oracle")
 
 
-def test_training_learns(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_training_learns(tiny_settings: Settings, tmp_path: Path) -> None:
     settings = {**tiny_settings, "tune": "full", "batch_per_domain": 8, "steps": 61, "eval_every": 30}
     run = train(Config(**settings, augment=False), tmp_path, quiet=True)
     first, *_, last = run.records("evaluation")
     assert last["train"]["main"] < 0.7 * first["train"]["main"]
 
 
-def test_a_damaged_state_is_refused_and_kept(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-    [state] = tmp_path.glob("*/checkpoints/state.safetensors")
-    cut = state.read_bytes()[:-100]
-    state.write_bytes(cut)
+def test_a_resumed_run_refuses_a_damaged_state_or_another_backbone_and_restores_its_settings(
+    tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    interrupt(trainer_module, "close_run", 1, tiny_settings, tmp_path)
+    [state], [file] = tmp_path.glob("*/checkpoints/state.safetensors"), tmp_path.glob("*/config.yaml")
+    whole, settings = state.read_bytes(), file.read_bytes()
+    state.write_bytes(whole[:-100])
     with pytest.raises(ValueError, match="damaged"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
-    assert state.read_bytes() == cut
-
-
-def test_another_backbone_is_not_mixed_in(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
+    assert state.read_bytes() == whole[:-100]
+    state.write_bytes(whole)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="another backbone"):
+        patch.setattr("patchgen.model.backbone.Backbone.digest", lambda self: "another")
         train(Config(**tiny_settings), tmp_path, quiet=True)
-    monkeypatch.setattr(trainer_module, "close_run", close_run)
-    monkeypatch.setattr("patchgen.model.backbone.Backbone.digest", lambda self: "another")
-    with pytest.raises(ValueError, match="another backbone"):
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-
-
-def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, seen = FoldTrainer.take_step, {}
-
-    def step(self: FoldTrainer, number: int) -> None:
-        seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
-        if number == 3:
-            next(self.model.head.parameters()).data.fill_(float("nan"))
-        whole(self, number)
-
-    monkeypatch.setattr(FoldTrainer, "take_step", step)
-    with pytest.raises(ValueError, match="diverged at step 3: .*lower --lr") as caught:
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-    [run] = tmp_path.iterdir()
-    found = json.loads((run / "diverged.json").read_text())
-    assert found["step"] == 3 and set(found["images"]) == seen[3] and "main" in found["values"]
-    assert any(name in str(caught.value) for name in seen[3])
-    assert load_tensors(run / "checkpoints" / "state.safetensors")[1]["step"] == 2
-
-
-def test_weights_alone_that_are_not_finite_name_the_last_step(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, seen = FoldTrainer.take_step, {}
-
-    def step(self: FoldTrainer, number: int) -> None:
-        whole(self, number)
-        seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
-        if number == 2:  # evaluated right after it, and its losses were fine
-            next(self.model.head.parameters()).data[0, 0] = float("inf")
-
-    monkeypatch.setattr(FoldTrainer, "take_step", step)
-    with pytest.raises(ValueError, match="diverged at step 2: weights is not finite"):
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-    [file] = tmp_path.glob("*/diverged.json")
-    found = json.loads(file.read_text())
-    assert found["values"] == ["weights"] and set(found["images"]) == seen[2]
-    monkeypatch.setattr(FoldTrainer, "take_step", whole)
-    assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not file.exists()
-
-
-def test_an_unfinished_run_gets_its_settings_back(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        train(Config(**tiny_settings), tmp_path, quiet=True)
-    monkeypatch.setattr(trainer_module, "close_run", close_run)
-    [file] = tmp_path.glob("*/config.yaml")
-    good = file.read_bytes()
-    file.write_bytes(good.replace(b"data: /", b"data: .", 1))  # one bit of the path
-    assert file.read_bytes() != good
+    file.write_bytes(settings.replace(b"data: /", b"data: .", 1))  # one bit of the path
+    assert file.read_bytes() != settings
     assert train(Config(**tiny_settings), tmp_path, quiet=True).done
-    assert file.read_bytes() == good
+    assert file.read_bytes() == settings
+
+
+@pytest.mark.parametrize(("at", "value", "before"), [(3, "main", True), (2, "weights", False)])
+def test_divergence_names_the_images_of_its_step_and_keeps_the_last_state(
+    at: int, value: str, before: bool, tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Before a step its losses are not finite; after it, before an evaluation, only the weights."""
+    whole, seen = FoldTrainer.take_step, {}
+
+    def step(self: FoldTrainer, number: int) -> None:
+        seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
+        if not before:
+            whole(self, number)
+        if number == at:
+            next(self.model.head.parameters()).data[0, 0] = float("nan")
+        if before:
+            whole(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FoldTrainer, "take_step", step)
+        with pytest.raises(ValueError, match=f"diverged at step {at}: .*{value}.*lower --lr") as caught:
+            train(Config(**tiny_settings), tmp_path, quiet=True)
+    [run] = tmp_path.iterdir()
+    written = json.loads((run / "diverged.json").read_text())
+    assert written["step"] == at and set(written["images"]) == seen[at] and value in written["values"]
+    assert any(name in str(caught.value) for name in seen[at])
+    assert load_tensors(run / "checkpoints" / "state.safetensors")[1]["step"] == (2 if before else 0)
+    assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not (run / "diverged.json").exists()

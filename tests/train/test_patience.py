@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from patchgen.config import Config
-from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
 
@@ -70,11 +70,3 @@ def test_a_killed_run_stops_at_the_same_step(
     run = run_with(tiny_settings, tmp_path / "killed", patience=2)
     assert steps_of(run) == [0, 2, 4, 6]
     assert run.records("test") == run_with(tiny_settings, tmp_path / "whole", patience=2).records("test")
-
-
-def test_a_run_without_it_keeps_its_name() -> None:
-    plain = Config(data="x", unseen="a")
-    assert run_name(plain, "rows") == run_name(Config(data="x", unseen="a", lora_rank=8, patience=None), "rows")
-    assert not {"patience", "class_weights", "lora_rank"} & plain.hashed().keys()
-    with pytest.raises(ValueError, match="patience must be at least 1, not 0"):
-        Config(data="x", unseen="a", patience=0)

@@ -186,74 +186,45 @@ def test_streaming_equals_the_obvious_version(
 # compat: the original implementation. One step an evaluation unless said, so segment i is the number i + 1.
 
 
-def original(*losses: float) -> SwadResult:
-    return history(*losses, compat=True)
-
-
-def of_segments(*indices: int) -> float:
-    return mean(index + 1 for index in indices)
-
-
-def test_compat_without_an_extension_averages_from_the_converge_segment() -> None:
+# name: losses, averaged segments (repeated as often as they count), and (start, end, count) where it tells more
+COMPAT: dict[str, tuple[list[float], list[int], tuple[int, int, int] | None]] = {
     # converged at evaluation 5 on segment 3, rim 1.43; 0-2 are above it, so nothing is added backwards and the stand-in
     # has count 0 (quirk d): evaluation 8 has segment 3 as head and overwrites it, 9 adds 4, the end adds 5-9
-    result = original(9, 8, 7, 1, 1.1, 1.2, *[1.1] * 4)
-    assert average(result) == pytest.approx(of_segments(3, 4, 5, 6, 7, 8, 9))
-    assert (result.converged, result.start_step, result.end_step, result.count) == (True, 4, 10, 7)
-    assert result.threshold == pytest.approx(1.43)
-
-
-def test_compat_extension_skips_one_and_repeats_the_converge_segment() -> None:
+    "no extension": ([9, 8, 7, 1, 1.1, 1.2, *[1.1] * 4], [3, 4, 5, 6, 7, 8, 9], (4, 10, 7)),
     # converged at evaluation 6 on segment 4, rim 1.43; memory is 1-6, its oldest four 1-4 are all within the rim.
     # (a) the first of them, 1, is skipped: 2, 3, 4 are added; (b) evaluation 9 has 4 as head and adds it again;
     # evaluation 10 adds 5, the end drops the head 5 and adds 6-10
-    result = original(9, 1.2, 1.1, 1.3, 1.0, 1.1, 1.2, *[1.1] * 4)
-    assert average(result) == pytest.approx(of_segments(2, 3, 4, 4, 5, 6, 7, 8, 9, 10))
-    assert (result.start_step, result.end_step, result.count) == (3, 11, 10)
-
-
-def test_compat_extension_is_cut_after_the_last_segment_above_the_rim() -> None:
+    "extension": ([9, 1.2, 1.1, 1.3, 1.0, 1.1, 1.2, *[1.1] * 4], [2, 3, 4, 4, 5, 6, 7, 8, 9, 10], (3, 11, 10)),
     # as above but segment 1 is above the rim: of the remaining 2, 3, 4 the first is skipped again
-    result = original(9, 2.0, 1.1, 1.3, 1.0, 1.1, 1.2, *[1.1] * 4)
-    assert average(result) == pytest.approx(of_segments(3, 4, 4, 5, 6, 7, 8, 9, 10))
-
-
-def test_compat_early_convergence_repeats_the_first_segment() -> None:
+    "cut extension": ([9, 2.0, 1.1, 1.3, 1.0, 1.1, 1.2, *[1.1] * 4], [3, 4, 4, 5, 6, 7, 8, 9, 10], None),
     # converged at evaluation 2 on segment 0 with only 0-2 in memory: the "extension" adds 1 and 2.
     # (c) evaluations 3, 4, 5 all have 0 as head: three times; evaluation 6 adds 1; the end drops it and adds 2-6
-    result = original(1, 1.1, 1.2, *[1.1] * 4)
-    assert average(result) == pytest.approx(of_segments(1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6))
-    assert result.count == 11
-
-
-def test_compat_end_right_after_convergence_adds_memory_twice() -> None:
+    "early": ([1, 1.1, 1.2, *[1.1] * 4], [1, 2, 0, 0, 0, 1, 2, 3, 4, 5, 6], (1, 7, 11)),
     # converged at the last evaluation 6: 2, 3, 4 are in; the end drops the head 1, never used, and adds 2-6
-    result = original(9, 1.2, 1.1, 1.3, 1.0, 1.1, 1.2)
-    assert average(result) == pytest.approx(of_segments(2, 3, 4, 2, 3, 4, 5, 6))
-
-
-def test_compat_a_valley_that_dies_at_once_is_the_converge_segment() -> None:
+    "end after convergence": ([9, 1.2, 1.1, 1.3, 1.0, 1.1, 1.2], [2, 3, 4, 2, 3, 4, 5, 6], None),
+    # evaluation 8 adds 3; the end adds 4 and 5, then 6-8 are all above the rim
+    "bad tail": ([9, 8, 7, 1, 1.1, 1.2, 5, 5, 5], [3, 4, 5], None),
     # converged at evaluation 5 on segment 3, rim 1.3 x 7 = 9.1; at evaluation 9 memory is 4-9, all 10: dead.
     # (e) nothing later was added
-    swad = feed(Swad(compat=True), [99, 98, 97, 1, 10, 10, 10, 10, 10, 10])
-    result = swad.result()
-    assert swad.ended and average(result) == of_segments(3)
-    assert (result.start_step, result.end_step, result.count) == (4, 4, 1)
-
-
-def test_compat_dies_after_six_in_a_row_and_stays() -> None:
+    "dies at once": ([99, 98, 97, 1, 10, 10, 10, 10, 10, 10], [3], (4, 4, 1)),
     # converged on 3, rim 1.43; evaluations 8, 9, 10 add 3, 4, 5; at 11 memory is 6-11, all above
-    swad = feed(Swad(compat=True), [9, 8, 7, 1, 1.1, 1.2, *[5] * 6])
-    before = swad.result()
-    assert swad.ended and average(before) == pytest.approx(of_segments(3, 4, 5))
-    swad.update(scalar(1000))
-    swad.evaluate(0.1, 13)
-    assert swad.result() == before
+    "dies": ([9, 8, 7, 1, 1.1, 1.2, *[5] * 6], [3, 4, 5], None),
+}
 
 
-def test_compat_end_of_training_stops_at_a_bad_tail() -> None:
-    # evaluation 8 adds 3; the end adds 4 and 5, then 6-8 are all above the rim
-    assert average(original(9, 8, 7, 1, 1.1, 1.2, 5, 5, 5)) == pytest.approx(of_segments(3, 4, 5))
+@pytest.mark.parametrize("case", COMPAT)
+def test_compat_repeats_the_original_with_its_quirks(case: str) -> None:
+    losses, segments, steps = COMPAT[case]
+    swad = feed(Swad(compat=True), losses)
+    result = swad.result()
+    assert result.converged and average(result) == pytest.approx(mean(index + 1 for index in segments))
+    if steps:
+        assert (result.start_step, result.end_step, result.count) == steps
+    assert swad.ended == case.startswith("dies")
+    if swad.ended:  # and stays
+        swad.update(scalar(1000))
+        swad.evaluate(0.1, len(losses) + 1)
+        assert swad.result() == result
 
 
 def test_compat_without_convergence_returns_the_last_segment() -> None:
@@ -313,19 +284,6 @@ def test_resuming_anywhere_equals_going_through(losses: list[float], compat: boo
         assert all(torch.equal(found.average[name], whole.average[name]) for name in whole.average)
         found.average = whole.average
         assert found == whole
-
-
-def test_a_state_is_a_copy() -> None:
-    swad = feed(Swad(), [1, 1, 1], trailing=1)
-    tensors, scalars = swad.state()
-    kept = {name: value.clone() for name, value in tensors.items()}
-    swad.update(scalar(50))
-    assert tensors.keys() == kept.keys() and all(torch.equal(tensors[name], kept[name]) for name in kept)
-    first, second = Swad(), Swad()
-    for other in (first, second):
-        other.load_state(tensors, scalars)
-    first.update(scalar(50))
-    assert average(second.result()) == pytest.approx(mean([1, 2, 3, 4]))
 
 
 @pytest.mark.parametrize("compat", [False, True])

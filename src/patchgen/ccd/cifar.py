@@ -22,8 +22,7 @@ from patchgen.data.table import Table
 
 NAMES = "fine_label_names.txt"
 OFFICIAL_IMAGES = {"train": 50_000, "test": 10_000}
-SIDE = 32
-RECORD = 2 + 3 * SIDE * SIDE  # bytes
+RECORD = 2 + 3 * 32 * 32  # bytes
 MOST_BYTES = 1 << 29  # of a file; the official `train.bin` has 154 MB
 
 
@@ -38,11 +37,7 @@ def is_cifar(folder: Path) -> bool:
 
 
 def cifar_table(root: str | Path, part: Literal["train", "test"] = "train") -> Table:
-    """The images of one part, in the official order, as files in the user's cache (written there the first time).
-
-    Args:
-        root: the folder with `train.bin`, `test.bin` and `fine_label_names.txt`.
-    """
+    """The images of one part, in the official order, as files in the user's cache (written there the first time)."""
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     files = [folder / name for name in ("train.bin", "test.bin", NAMES)]
     if missing := [file.name for file in files if not file.is_file()]:
@@ -51,9 +46,15 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train") -> T
     records = _records(folder / f"{part}.bin", len(classes))
     label = records[:, 1].astype(np.int64)
     paths = tuple(f"{part}/{classes[c]}/{i:05d}.png" for i, c in enumerate(label))
-    home = cache_dir() / "cifar-100" / _digest(files)
-    if not _is_complete(home, part, paths):
-        with replacing_folder(home / part, sync=False) as temporary:  # a race writes the same images twice
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    home = cache_dir() / "cifar-100" / digest.hexdigest()[:16]
+    if (home / part).is_dir():
+        _check_complete(home, part, paths)
+    else:
+        with replacing_folder(home / part, sync=False) as temporary:
             _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], records[:, 2:])
     return Table(Path(os.path.abspath(home)), paths, ("cifar-100",), classes, np.zeros_like(label), label)
 
@@ -83,34 +84,21 @@ def _records(path: Path, classes: int) -> np.ndarray:
     return records
 
 
-def _digest(files: Sequence[Path]) -> str:
-    """Sixteen hex digits: different files get different folders."""
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
 def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray) -> None:
     """Write pixels (N, 3072), planes R, G, B."""
     from PIL import Image
 
     for place in {os.path.dirname(path) for path in paths}:
         (folder / place).mkdir(parents=True)
-    for path, planes in zip(paths, pixels, strict=True):
-        image = np.ascontiguousarray(planes.reshape(3, SIDE, SIDE).transpose(1, 2, 0))
-        Image.fromarray(image).save(folder / path, compress_level=1)
+    for path, image in zip(paths, pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), strict=True):
+        Image.fromarray(np.ascontiguousarray(image)).save(folder / path, compress_level=1)
 
 
-def _is_complete(home: Path, part: str, paths: Sequence[str]) -> bool:
-    """Whether all images exist; ValueError if some have been lost since they were written."""
-    if not (home / part).is_dir():
-        return False
+def _check_complete(home: Path, part: str, paths: Sequence[str]) -> None:
+    """ValueError if images have been lost since they were written."""
     there = {f"{part}/{os.path.basename(place)}/{name}" for place, _, names in os.walk(home / part) for name in names}
     if lost := [path for path in paths if path not in there]:
         raise ValueError(
             f"'{home / part}' has lost {len(lost)} of {len(paths)} images, first '{lost[0]}'; remove that folder "
             "to have it written again"
         )
-    return True

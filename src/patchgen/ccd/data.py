@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,8 @@ class Stream:
     notes: tuple[str, ...]  # remarks on the data for the user
 
     def fingerprint(self) -> str:
-        """Digest of the rows, of the stage of each and of what is held out."""
         digest = hashlib.sha256(fingerprint(self.table).encode())
-        for rows in (self.stage, self.held_out):
+        for rows in (self.stages.stage, self.held_out):
             digest.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
         return digest.hexdigest()[:16]
 
@@ -57,23 +57,18 @@ class Stream:
         return self.table.label
 
     @property
-    def stage(self) -> np.ndarray:
-        """The stage of each row, (N,); -1 if it is held out or not used."""
-        return self.stages.stage
-
-    @property
-    def entry(self) -> np.ndarray:
-        return self.stages.entry
-
-    @property
     def known(self) -> np.ndarray:
         """Ids of the labelled classes, those of stage 0: "K" of every later score."""
-        return np.flatnonzero(self.entry == 0)
+        return np.flatnonzero(self.stages.entry == 0)
 
     @property
     def train(self) -> tuple[np.ndarray, ...]:
         """Training rows of each stage, ascending."""
         return tuple(self.stages.rows(stage) for stage in range(len(self.stages)))
+
+    def entered(self, rows: np.ndarray, stage: int) -> np.ndarray:
+        """The rows whose class has appeared up to a stage."""
+        return rows[np.isin(self.label[rows], self.stages.entered(stage))]
 
 
 def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
@@ -86,18 +81,12 @@ def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
 
 class _Source(NamedTuple):
     table: Table
-    test: np.ndarray | None  # (N,) bool: the official test part; None if the data has none
+    test: np.ndarray | None = None  # (N,) bool: the official test part; None if the data has none
     notes: tuple[str, ...] = ()
 
 
 def read_stream(data: str | Path, schedule: Schedule | str | Path = "paper", *, holdout: float = 0.1) -> Stream:
-    """Read, check and stage the data of a run.
-
-    Args:
-        data: folder or manifest.
-        schedule: a schedule, the name of one, or a YAML file.
-        holdout: share of each class to hold out if the data has no test part; 0 holds out none.
-    """
+    """Read, check and stage a folder or manifest; `holdout` is the share of each class if the data has no test part."""
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is a share of each class, from 0 and below 1; got {holdout}")
     schedule = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
@@ -110,21 +99,24 @@ def read_stream(data: str | Path, schedule: Schedule | str | Path = "paper", *, 
 
 def _read(data: Path) -> _Source:
     folder = Path(os.path.abspath(os.path.expanduser(data)))
-    if not folder.is_dir():
-        return _without_domains(read_table(data, disjoint=True))
-    if is_cifar(folder):
-        return _read_cifar(folder)
-    if is_cub(folder):
-        cub = read_cub(folder)
-        return _Source(cub.table, np.isin(np.arange(len(cub.table)), cub.test), cub.notes)
-    children = visible_folders(folder)
-    for child in children:
-        if is_cifar(child) or is_cub(child):
-            raise ValueError(f"'{folder}' contains a data set; pass '{child}' itself")
-    flat = any(is_image(file.name) for child in children for file in child.iterdir())
-    if flat and not any(visible_folders(child) for child in children):
-        return _Source(_class_folders(folder, children), None)
-    return _without_domains(read_table(folder, disjoint=True))
+    if folder.is_dir():
+        if is_cifar(folder):
+            return _read_cifar(folder)
+        if is_cub(folder):
+            cub = read_cub(folder)
+            return _Source(cub.table, np.isin(np.arange(len(cub.table)), cub.test), cub.notes)
+        children = visible_folders(folder)
+        for child in children:
+            if is_cifar(child) or is_cub(child):
+                raise ValueError(f"'{folder}' contains a data set; pass '{child}' itself")
+        holds_images = any(is_image(file.name) for child in children for file in child.iterdir())
+        if holds_images and not any(visible_folders(child) for child in children):
+            return _Source(_class_folders(folder, children))
+    table = read_table(folder if folder.is_dir() else data, disjoint=True)
+    # domains are ignored, unless they have the usual names of parts: test images must not be trained on
+    names = [name.lower() for name in table.domains]
+    in_parts = "train" in names and set(names) - {"train"} <= HELD_OUT_NAMES
+    return _Source(table, table.domain != names.index("train") if in_parts else None)
 
 
 def _read_cifar(folder: Path) -> _Source:
@@ -148,14 +140,6 @@ def _class_folders(root: Path, folders: list[Path]) -> Table:
     return Table(root, paths, (root.name,), tuple(images), np.zeros(len(paths), dtype=np.int64), label)
 
 
-def _without_domains(table: Table) -> _Source:
-    """Ignore domains, unless they have the usual names of parts: test images must not be trained on."""
-    names = [name.lower() for name in table.domains]
-    if "train" in names and set(names) - {"train"} <= HELD_OUT_NAMES:
-        return _Source(table, table.domain != names.index("train"))
-    return _Source(table, None)
-
-
 def _draw_held_out(table: Table, holdout: float, seed: int) -> np.ndarray:
     """(N,) bool: a seeded share of every class, at least one image if it has two or more."""
     out = np.zeros(len(table), dtype=bool)
@@ -166,13 +150,15 @@ def _draw_held_out(table: Table, holdout: float, seed: int) -> np.ndarray:
     return out
 
 
-def _notes(table: Table, stages: Stages) -> tuple[str, ...]:
-    notes = []
+def _notes(table: Table, stages: Stages) -> Iterator[str]:
+    classes = len(table.classes)
     if unlabelled := int((table.label < 0).sum()):
-        notes.append(f"{unlabelled:,} images have no label and are not used")
+        yield f"{unlabelled:,} images have no label and are not used"
     if unused := [name for name, entry in zip(table.classes, stages.entry, strict=True) if entry < 0]:
-        notes.append(f"{len(unused)} of {len(table.classes)} classes in no stage: {some_of(unused)}")
-    if stages.absent:
-        places = [f"{name} (not in {', '.join(map(str, missed))})" for name, missed in stages.absent.items()]
-        notes.append(f"{len(places)} of {len(table.classes)} classes too small for all stages: {some_of(places)}")
-    return tuple(notes)
+        yield f"{len(unused)} of {classes} classes in no stage: {some_of(unused)}"
+    entry = stages.entry[:, None]
+    missed = (stages.counts == 0) & (np.arange(len(stages)) > entry) & (entry >= 0)  # a tiny class cannot be in all
+    if missed.any():
+        places = [f"{name} (not in {', '.join(map(str, np.flatnonzero(row)))})"
+                  for name, row in zip(table.classes, missed, strict=True) if row.any()]  # fmt: skip
+        yield f"{len(places)} of {classes} classes too small for all stages: {some_of(places)}"

@@ -6,9 +6,9 @@
 times the ratio of a Dirichlet process with concentration 1. It needs only the count, the sum and the squared length of
 a group, so all pairs are evaluated with one matrix product.
 
-The idea is that of PromptCCD's variant for an unknown number of classes. What differs there: full inverse-Wishart
-covariances; a tenth of the rejected moves accepted at random; children and merged means added to their parents, which
-remain. Here a move replaces its parents, is made only if the ratio favours it, and never removes a known component.
+The idea is that of PromptCCD's variant for an unknown number of classes, which has full inverse-Wishart covariances,
+accepts a tenth of the rejected moves at random, and adds children and merged means to their parents. Here a move
+replaces its parents, is made only if the ratio favours it, and never removes a known component.
 
 A known limit: real classes are not spherical. Their elongation counts as evidence for two components, the more so the
 more rows a class has; the vague prior of the means (KAPPA) counteracts this. If classes overlap, the number found is
@@ -32,16 +32,15 @@ ROUNDS = 20  # at most
 MIN_ROWS = 5  # a group of this size or less is not split off; PromptCCD's value
 
 
-class ClusterStatistics(NamedTuple):
-    """The sufficient statistics of K groups of rows."""
+class Groups(NamedTuple):
+    """The sufficient statistics of K groups of rows (N, D), float64."""
 
     counts: Tensor  # (K,)
     sums: Tensor  # (K, D)
     squares: Tensor  # (K,) sum of |x|^2
 
     @classmethod
-    def of(cls, rows: Tensor, member: Tensor, count: int) -> ClusterStatistics:
-        """Groups of rows (N, D), float64, by their group ids (N,)."""
+    def of(cls, rows: Tensor, member: Tensor, count: int) -> Groups:
         sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, member, rows)
         squares = rows.new_zeros(count).index_add_(0, member, rows.square().sum(1))
         return cls(member.bincount(minlength=count).to(rows), sums, squares)
@@ -66,7 +65,7 @@ class Prior:
         """Evidence times the Dirichlet process's (n - 1)!: two groups beat one if their scores add up to more."""
         return self.evidence(counts, squares, sums_squared) + counts.clamp(min=1).lgamma()
 
-    def score_groups(self, groups: ClusterStatistics) -> Tensor:
+    def score_groups(self, groups: Groups) -> Tensor:
         return self.score(groups.counts, groups.squares, groups.sums.square().sum(1))
 
 
@@ -77,11 +76,9 @@ def grow(
 
     Args:
         features: (N, D), of any length; those the mixture was fitted to.
-        mixture: Where to start; it may have too few or too many components.
         known: This many of the first components belong to labelled classes. They keep their ids, are never split and
             never merged with each other; an unknown component may be merged into one.
         replay: (..., D) rows that join the features.
-        seed: Seed of the 2-means that propose a split.
     """
     if not 0 <= known <= mixture.components:
         raise ValueError(f"known must be between 0 and the number of components, {mixture.components}; got {known}")
@@ -99,8 +96,9 @@ def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tu
     member = mixture.nearest(rows, 1)[:, 0]
     origin = rows.double().mean(0)
     centred = rows.double() - origin  # the prior's means lie around 0
-    groups = ClusterStatistics.of(centred, member, mixture.components)
-    prior = _prior(groups)
+    groups = Groups.of(centred, member, mixture.components)
+    scatter = groups.squares - groups.sums.square().sum(1) / groups.counts.clamp(min=1)  # within the components
+    prior = Prior(rows.shape[1], max(float(scatter.clamp(min=0).sum() / rows.numel()), TINY))
 
     pairs = {c: _children(centred[member == c], prior, seed) for c in range(known, mixture.components)}
     children = {c: pair for c, pair in pairs.items() if pair is not None}
@@ -115,39 +113,30 @@ def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tu
     return torch.cat([remaining, *children.values()]) + origin, len(children)
 
 
-def _prior(groups: ClusterStatistics) -> Prior:
-    """The prior's variance is the one within the components."""
-    dim = groups.sums.shape[1]
-    scatter = groups.squares - groups.sums.square().sum(1) / groups.counts.clamp(min=1)
-    return Prior(dim, max(float(scatter.clamp(min=0).sum() / (groups.counts.sum() * dim)), TINY))
-
-
 def _children(rows: Tensor, prior: Prior, seed: int) -> Tensor | None:
     """The means (2, D) of two halves, if these explain the rows (n, D) better than one group."""
     if len(rows) <= 2 * MIN_ROWS:
         return None
     half = SemiSupervisedKMeans(2, inits=3, seed=seed).fit(rows).assignment
-    two, one = ClusterStatistics.of(rows, half, 2), ClusterStatistics.of(rows, torch.zeros_like(half), 1)
+    two, one = Groups.of(rows, half, 2), Groups.of(rows, torch.zeros_like(half), 1)
     better = prior.score_groups(two).sum() > prior.score_groups(one).sum()
     return two.sums / two.counts[:, None] if better and two.counts.min() > MIN_ROWS else None
 
 
-def _merges(groups: ClusterStatistics, prior: Prior, allowed: list[int], known: int) -> dict[int, int]:
+def _merges(groups: Groups, prior: Prior, allowed: list[int], known: int) -> dict[int, int]:
     """Pairs {kept: given up} that one group explains better, the clearest first, each component in one pair at most."""
+
+    def pairwise(values: Tensor) -> Tensor:
+        return values[:, None] + values[None, :]
+
     inner = groups.sums @ groups.sums.T  # (K, K)
-    length = inner.diagonal()
-    together = prior.score(_pairwise(groups.counts), _pairwise(groups.squares), _pairwise(length) + 2 * inner)
-    gain = together - _pairwise(prior.score_groups(groups))
-    merged: dict[int, int] = {}
+    together = prior.score(pairwise(groups.counts), pairwise(groups.squares), pairwise(inner.diagonal()) + 2 * inner)
+    gain = (together - pairwise(prior.score_groups(groups))).tolist()
     free = {c for c in allowed if groups.counts[c] > 0}
-    worth = gain.tolist()
-    pairs = [(worth[i][j], i, j) for i in free for j in free if i < j and j >= known and worth[i][j] > 0]
+    pairs = [(gain[i][j], i, j) for i in free for j in free if i < j and j >= known and gain[i][j] > 0]
+    merged: dict[int, int] = {}
     for _, i, j in sorted(pairs, reverse=True):
         if i in free and j in free:
             merged[i] = j
             free -= {i, j}
     return merged
-
-
-def _pairwise(values: Tensor) -> Tensor:
-    return values[:, None] + values[None, :]

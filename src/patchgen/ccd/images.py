@@ -9,15 +9,14 @@ run sees the same views as an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from patchgen.common.reading import batches
 from patchgen.data.augment import Augment, normalize, send
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table
@@ -31,21 +30,14 @@ class StreamImages:
     """Normalised pixels on a device, by row of the table."""
 
     def __init__(
-        self,
-        table: Table,
-        backbone: Backbone,
-        size: int,
-        device: torch.device,
-        cache: Path | None,
-        *,
-        keep_aspect: bool = False,
+        self, table: Table, backbone: Backbone, size: int, device: torch.device, cache: Path | None, keep_aspect: bool
     ) -> None:
-        self.size, self.kept = size, int(size / CROP)
+        self.size, self.stored = size, int(size / CROP)
         interpolation = backbone.interpolation
-        self.store = ImageStore(table.files, self.kept, cache, keep_aspect=keep_aspect, interpolation=interpolation)
+        self.store = ImageStore(table.files, self.stored, cache, keep_aspect=keep_aspect, interpolation=interpolation)
         self.mean, self.std, self.device = backbone.mean, backbone.std, device
         self.augment = Augment(
-            scale=((size / self.kept) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,
+            scale=((size / self.stored) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,
             grayscale=0,
         )  # fmt: skip
 
@@ -53,30 +45,27 @@ class StreamImages:
         """Centre crops (B, 3, S, S) in 0..255, uint8."""
         if self.store.keep_aspect:
             return crops(self.store.images(rows), None, self.size)
-        start = (self.kept - self.size) // 2
+        start = (self.stored - self.size) // 2
         return self.store.load(rows)[:, :, start : start + self.size, start : start + self.size]
 
     def plain(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Batches of normalised centre crops; the next one is read while the current one is used."""
-        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        for pixels in _ahead(self.centre, parts):
-            yield self._normal(send(pixels, self.device).float() / 255)
+        for _, pixels in batches(rows, self.centre, BATCH):
+            yield normalize(send(pixels, self.device).float() / 255, self.mean, self.std)
 
     def views(self, parts: list[np.ndarray], seed: tuple[int, int, int]) -> Iterator[Tensor]:
-        """Two views of each image of each step (B,), (2B, 3, S, S), the first views first; seed as in `epoch_parts`."""
-        load: Callable[[np.ndarray], Any] = self.store.images if self.store.keep_aspect else self.store.load
-        for step, (part, pixels) in enumerate(zip(parts, _ahead(load, parts), strict=True)):
-            generator = torch.Generator().manual_seed(_number(*seed, step))
+        """Two views of each image of each step (B,), (2B, 3, S, S), the first views first."""
+        load = self.store.images if self.store.keep_aspect else self.store.load
+        for step, ([part], [pixels]) in enumerate(batches(parts, load, 1, each=True)):
+            number = np.random.SeedSequence((*seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1)
+            generator = torch.Generator().manual_seed(int(number))
             if self.store.keep_aspect:
                 drawn = torch.rand(2 * len(part), 3, generator=generator)
-                yield self._normal(send(crops(pixels * 2, drawn, self.size), self.device).float() / 255)
-                continue
-            chosen = self.augment.draw(2 * len(part), generator).to(self.device)
-            twice = send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1)
-            yield self._normal(chosen.apply(twice, self.size))
-
-    def _normal(self, pixels: Tensor) -> Tensor:
-        return normalize(pixels, self.mean, self.std)
+                views = send(crops(pixels * 2, drawn, self.size), self.device).float() / 255
+            else:
+                draw = self.augment.draw(2 * len(part), generator).to(self.device)
+                views = draw.apply(send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1), self.size)
+            yield normalize(views, self.mean, self.std)
 
 
 def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
@@ -100,30 +89,10 @@ def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
 
 
 def epoch_parts(rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> list[np.ndarray]:
-    """The rows (B,) of each step of an epoch: shuffled; a last incomplete batch is left out unless it is the only one.
-
-    Args:
-        seed: (seed, stage, epoch).
-    """
+    """The rows (B,) of each step of an epoch: shuffled; an incomplete batch is left out unless it is the only one."""
     shuffled = np.random.default_rng(seed).permutation(rows)
     return [shuffled[i * batch : (i + 1) * batch] for i in range(num_steps(len(rows), batch))]
 
 
 def num_steps(rows: int, batch: int) -> int:
-    """Steps of an epoch."""
     return max(1, rows // batch)
-
-
-def _number(*parts: int) -> int:
-    """One seed out of several numbers."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _ahead(load: Callable[[np.ndarray], Any], parts: list[np.ndarray]) -> Iterator[Any]:
-    """The result of `load` for each part, loading one part ahead."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = [pool.submit(load, part) for part in parts[:1]]
-        for i in range(len(parts)):
-            pixels = coming.pop().result()
-            coming += [pool.submit(load, part) for part in parts[i + 1 : i + 2]]
-            yield pixels

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen.ccd.close import close_stage, finish
 from patchgen.ccd.data import Stream
 from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
 from patchgen.ccd.methods import Gcd, Views, make_stream_method
 from patchgen.ccd.model import StreamModel, build_stream_model, check_promptable
 from patchgen.ccd.pool import MixturePool
-from patchgen.ccd.scores import class_means, entered, halve_held_out, validation_score
+from patchgen.ccd.scores import class_means, halve_held_out, validation_score
 from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.summary import epoch_line
 from patchgen.common.files import cache_dir
@@ -41,11 +42,6 @@ from patchgen.train.trainer import Trainer
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
-
-
-class UnitFeatures(NamedTuple):
-    unit: Tensor  # (N, D)
-    mask: Tensor | None  # (N, P)
 
 
 class BestEpoch(NamedTuple):
@@ -72,43 +68,37 @@ class StreamTrainer(Trainer):
             require_bf16()
         self.config, self.stream = config, stream
         self.choosing, self.scoring = halve_held_out(stream)
-        if config.selection == "session-validation" and not len(entered(stream, self.choosing, 0)):
+        if config.selection == "session-validation" and not len(stream.entered(self.choosing, 0)):
             text = "--selection session-validation needs two held-out images of a known class"
             raise ValueError(f"{text}; raise --holdout, or give --selection last")
         for note in stream.notes:
             self.say(f"data: {note}")
         self.method: Gcd = make_stream_method(config)
-        total = len(stream.stages.entered(len(stream.stages) - 1))
+        prototypes = len(stream.stages.entered(len(stream.stages) - 1)) if self.method.prototypes else 0
         pool = config.pool or self.method.pool
-        prototypes = total if self.method.prototypes else 0
         self.model = build_stream_model(config, pool, prototypes, self.say, run.recorded_backbone())
+        backbone = self.model.backbone
         if self.method.prompts:
-            check_promptable(self.model.backbone)
-        self.about = self._about()
-        self.say(f"backbone: {self.model.backbone.description}")
+            check_promptable(backbone)
+        self.about = {
+            "known_classes": [stream.table.classes[c] for c in stream.known],
+            "pool": pool,
+            "grid": list(self.model.grid),
+            "backbone": backbone.record(),
+        }
+        self.say(f"backbone: {backbone.description}")
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
-        backbone, size = self.model.backbone, config.image_size
-        self.images = StreamImages(stream.table, backbone, size, self.device, cache, keep_aspect=config.keep_aspect)
+        self.images = StreamImages(stream.table, backbone, config.image_size, self.device, cache, config.keep_aspect)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # labels visible to training: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
-        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
+        self.optimizer = make_stream_optimizer(self.model, config, self.method.decays_vectors)
         self.micro_batch = what_fits(self, 2 * config.batch, self.model.read)
         self.resume()
-
-    def _about(self) -> dict[str, Any]:
-        """The metadata of a checkpoint."""
-        model, classes = self.model, self.stream.table.classes
-        return {
-            "known_classes": [classes[c] for c in self.stream.known],
-            "pool": model.pool,
-            "grid": list(model.grid),
-            "backbone": model.backbone.record(),
-        }
 
     def classes(self, stage: int) -> int:
         """Number of classes up to a stage: given, or estimated if the mixture may grow."""
@@ -120,21 +110,16 @@ class StreamTrainer(Trainer):
     # The loop
 
     def fit(self) -> None:
-        from patchgen.ccd.close import close_stage, finish
-
-        while self.stage < len(self.stream.stages):
-            self._train_stage()
+        stages, epochs = len(self.stream.stages), self.config.epochs
+        while self.stage < stages:
+            rows = self.stream.train[self.stage]
+            steps = num_steps(len(rows), self.config.batch)
+            title = f"{self.config.method}, stage {self.stage} of {stages - 1}"
+            with Progress(title, epochs * steps, self.epoch * steps, self.quiet) as bar:
+                while self.epoch < epochs:
+                    bar.say(epoch_line(self._run_epoch(rows, bar)))
             close_stage(self)
         finish(self)
-
-    def _train_stage(self) -> None:
-        rows = self.stream.train[self.stage]
-        steps = num_steps(len(rows), self.config.batch)
-        title = f"{self.config.method}, stage {self.stage} of {len(self.stream.stages) - 1}"
-        with Progress(title, self.config.epochs * steps, self.epoch * steps, self.quiet) as bar:
-            while self.epoch < self.config.epochs:
-                record = self._run_epoch(rows, bar)
-                bar.say(epoch_line(record))
 
     def _run_epoch(self, rows: np.ndarray, bar: Progress) -> dict[str, Any]:
         clock = time.monotonic()
@@ -147,8 +132,11 @@ class StreamTrainer(Trainer):
             bar.advance()
         means = self.values.means()
         self.values.clear()
-        place = {"stage": self.stage, "epoch": self.epoch}
-        self.require_finite(means, len(parts) - 1, lambda step: self._files(parts[step]), **place)
+
+        def files(step: int) -> list[str]:
+            return [str(self.stream.table.file(row)) for row in parts[step].tolist()]
+
+        self.require_finite(means, len(parts) - 1, files, stage=self.stage, epoch=self.epoch)
         record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
         record |= {"mixture": fitted} if fitted else {}
         last = self.epoch == self.config.epochs - 1
@@ -168,7 +156,7 @@ class StreamTrainer(Trainer):
 
     def refit(self, rows: np.ndarray, stage: int, mixture: bool = True) -> dict[str, Any]:
         """Class means in the labelled stage, and the mixture, from the current model."""
-        features = self.features(rows).unit
+        features, _ = self.features(rows)
         if stage == 0:
             self.pool.class_means = class_means(features, self.target[rows], len(self.stream.known))
         return self.pool.refit(features, stage, len(self.stream.stages.entered(stage))) if mixture else {}
@@ -191,67 +179,63 @@ class StreamTrainer(Trainer):
                 query = self._read(images).features
             likely = self.pool.likely(query)
             prompts = self.pool.prompts(query, likely)
+
+        def read(part: slice) -> Output:
+            return self._read(images[part], None if prompts is None else prompts[part])
+
         if len(images) <= self.micro_batch:
-            seen, backward = self._read(images, prompts), self.fabric.backward
+            out, backward = read(slice(None)), self.fabric.backward
         else:
-
-            def read(part: slice) -> Output:
-                return self._read(images[part], None if prompts is None else prompts[part])
-
             divided = DividedPass(read, len(images), self.micro_batch, self.fabric, self.model)
-            seen, backward = divided.out, divided.backward
+            out, backward = divided.out, divided.backward
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
         if self.stage and self.method.pool == "patchgen":
-            pseudo = self.pool.labels(seen.features if query is None else query, likely)
+            pseudo = self.pool.labels(out.features if query is None else query, likely)
         centres = self.pool.centres(self.stage)
         classes = len(self.stream.stages.entered(self.stage))
-        views = Views(seen, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
-        return views, backward
+        return Views(out, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0), backward
 
     def _read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
         """The model's output, computed in the run's precision."""
         with self.fabric.autocast():
-            seen = self.model.read(images, prompts)
-        return cast(Output, convert(seen, torch.float32)) if self.fabric.half else seen
-
-    def _files(self, rows: np.ndarray) -> list[str]:
-        return [str(self.stream.table.file(row)) for row in rows.tolist()]
+            out = self.model.read(images, prompts)
+        return cast(Output, convert(out, torch.float32)) if self.fabric.half else out
 
     # Without gradients
 
     @torch.no_grad()
-    def features(self, rows: np.ndarray, prompts: bool = False) -> UnitFeatures:
-        """Unit features of the centre crops, and masks if any; with prompts if requested and active."""
-        units, masks = [], []
+    def features(self, rows: np.ndarray, prompts: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Unit features (N, D) of the centre crops, and masks (N, P) if any; with prompts if requested and active."""
+        features, masks = [], []
         for images in self.images.plain(rows):
-            seen = self._read(images)
-            if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
-                seen = self._read(images, chosen)
-            units.append(F.normalize(seen.features.float(), dim=1))
-            masks += [seen.mask.float()] if seen.mask is not None else []
-        return UnitFeatures(torch.cat(units), torch.cat(masks) if masks else None)
+            out = self._read(images)
+            if prompts and (means := self.pool.prompts(out.features)) is not None:
+                out = self._read(images, means)
+            features.append(F.normalize(out.features.float(), dim=1))
+            masks += [out.mask.float()] if out.mask is not None else []
+        return torch.cat(features), torch.cat(masks) if masks else None
 
     def _validate(self, last: bool) -> dict[str, Any]:
         """Known accuracy on held-out images of the classes so far; keeps the best epoch (ties: the most recent)."""
-        rows = self._some(entered(self.stream, self.choosing, self.stage))
+        rows = self._some(self.stream.entered(self.choosing, self.stage))
         score = validation_score(self.stream.label[rows], self._clusters(rows), self.stream.known) if len(rows) else 0.0
-        record = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
         better = last if self.config.selection == "last" else score >= self.kept.score
         if better:
             self.kept = BestEpoch(score, self.epoch)
             save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
-        return record
+        return {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
 
     def _clusters(self, rows: np.ndarray) -> np.ndarray:
         """Plain clusters (N,) of rows, computed together with the stage's images, because the rows may be too few."""
-        count, prompts = self.classes(self.stage), self.config.test_prompts
+        count, config = self.classes(self.stage), self.config
         if self.method.prototypes:
-            return self.model.classify(self.features(rows).unit, count).argmax(1).cpu().numpy()
+            return self.model.classify(self.features(rows)[0], count).argmax(1).cpu().numpy()
         together = np.concatenate([rows, self._some(self.stream.train[self.stage])])
-        inits = min(self.config.inits, VALIDATION_INITS)
-        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=inits, seed=self.config.seed)
-        return kmeans.fit(self.features(together, prompts).unit).assignment[: len(rows)].cpu().numpy()
+        inits = min(config.inits, VALIDATION_INITS)
+        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=inits, seed=config.seed)
+        features, _ = self.features(together, config.test_prompts)
+        return kmeans.fit(features).assignment[: len(rows)].cpu().numpy()
 
     def _some(self, rows: np.ndarray) -> np.ndarray:
         """At most as many rows as a validation may use."""
@@ -292,16 +276,16 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
         decays_vectors: Whether weight decay also applies to one-dimensional tensors.
     """
     module = config.lr if config.lr_module is None else config.lr_module
-    chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
-    groups = []
-    for inside, rate in ((False, config.lr), (True, module)):
-        trained = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
-        spared = [p for p in trained if p.ndim == 1 and not decays_vectors]
-        decayed = [p for p in trained if p.ndim > 1 or decays_vectors]
-        for params, decay in ((decayed, config.weight_decay), (spared, 0.0)):
-            if params:
-                groups.append({"params": params, "lr": rate, "peak": rate, "weight_decay": decay})
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    inside = {id(p) for p in model.select.parameters()} if model.select is not None else set()
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for in_module in (False, True):
+        for decayed in (True, False):
+            rate, decay = module if in_module else config.lr, config.weight_decay if decayed else 0.0
+            groups[in_module, decayed] = {"params": [], "lr": rate, "peak": rate, "weight_decay": decay}
+    for p in model.parameters():
+        if p.requires_grad:
+            groups[id(p) in inside, p.ndim > 1 or decays_vectors]["params"].append(p)
+    return torch.optim.SGD([g for g in groups.values() if g["params"]], lr=config.lr, momentum=config.momentum)
 
 
 def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:

@@ -1,11 +1,5 @@
 """Methods for a stream of stages: two views of each image in, named losses out.
 
-    gcd                   contrast between views; in the labelled stage also between classes
-    simgcd                gcd with learned prototypes, trained by self-distillation between the two views
-    promptccd             gcd with prompts from a mixture over the features
-    X+patchgen            X with z+ in place of CLS, and the three mask losses
-    X+patchgen-select     X with a CLS that reads what the mask inside the backbone selects, without further losses
-
 A method is a class with one main function, ``losses``; the loop reads its class attributes. To add a method, write a
 class and add it to ``STREAM_METHODS``.
 """
@@ -98,9 +92,7 @@ class SimGcd(Gcd):
 
     def _teacher(self, epoch: int) -> float:
         (start, end), last = TEACHER_TEMPERATURE, self.config.warm_up - 1  # the last epoch of the warm-up
-        if epoch > last:
-            return end
-        return start + (end - start) * epoch / max(last, 1)
+        return end if epoch > last else start + (end - start) * epoch / max(last, 1)
 
 
 class PromptCcd(Gcd):
@@ -162,25 +154,19 @@ class PromptCcdSelect(PromptCcd):
 
 
 def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
-    """Identify the other view of the same image among all others: cross-entropy over 2B - 1 candidates.
+    """Identify the other view of an image among all others: cross-entropy over 2B - 1 candidates.
 
-    Args:
-        projected: (2B, E) unit vectors, the first views of all images and then the second.
+    For unit vectors (2B, E), the first views of all images and then the second.
     """
-    count = len(projected) // 2
-    if len(projected) != 2 * count or count < 1:
-        raise ValueError(f"two views of each image are needed, so an even number of rows; got {len(projected)}")
     similarity = _without_self(projected @ projected.T / temperature)
-    other = torch.arange(2 * count, device=projected.device).roll(count)  # the other view's row
+    other = torch.arange(len(projected), device=projected.device).roll(len(projected) // 2)  # the other view's row
     return F.cross_entropy(similarity, other)
 
 
 def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float = 0.07) -> Tensor:
     """Identify all views of the same class (Khosla et al. 2020): mean of -log p over the positives of a labelled view.
 
-    Args:
-        projected: (N, E) unit vectors.
-        label: (N,) class ids; rows with -1 are ignored. Without labels, a differentiable 0.
+    For unit vectors (N, E) and class ids (N,); rows with -1 are ignored. Without labels, a differentiable 0.
     """
     labelled = label >= 0
     similarity = _without_self(projected @ projected.T / temperature)
@@ -192,7 +178,6 @@ def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float 
 
 
 def _without_self(similarity: Tensor) -> Tensor:
-    """-inf on the diagonal: no row is compared with itself."""
     itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     return similarity.masked_fill(itself, -torch.inf)
 

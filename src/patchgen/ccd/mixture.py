@@ -25,8 +25,6 @@ CHUNK = 2**22  # entries of the largest temporary matrix: 32 MB in float64
 
 
 class Moments(NamedTuple):
-    """Sufficient statistics of one pass over the features, for the M-step."""
-
     likelihood: float  # mean over rows
     counts: Tensor  # (K,) sum of responsibilities
     sums: Tensor  # (K, D) sum of responsibility * x
@@ -35,19 +33,12 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SphericalMixture:
-    """K Gaussians with one variance each: p(x) = sum_k w_k N(x; m_k, v_k I).
+    """K Gaussians with one variance each: p(x) = sum_k w_k N(x; m_k, v_k I)."""
 
-    Args:
-        means: (K, D), means of unit vectors and hence shorter than 1.
-        variances: (K,).
-        weights: (K,), summing to 1.
-        history: Mean log-likelihood per row, at the start and after each step of EM; empty when not fitted here.
-    """
-
-    means: Tensor
-    variances: Tensor
-    weights: Tensor
-    history: tuple[float, ...] = ()
+    means: Tensor  # (K, D), of unit vectors and hence shorter than 1
+    variances: Tensor  # (K,)
+    weights: Tensor  # (K,), summing to 1
+    history: tuple[float, ...] = ()  # mean log-likelihood per row, at the start and after each step of EM
 
     @property
     def components(self) -> int:
@@ -72,24 +63,30 @@ class SphericalMixture:
         Adding it to the variances, as is usual, breaks that, and costs accuracy of the clusters.
 
         Args:
-            features: (N, D), of any length.
-            components: K.
             start: (K0, D) means to start from. They keep their ids 0..K0-1; k-means adds those that are missing.
-            replay: (..., D) rows that join the features, such as `sample` of the last session's mixture.
-            seed: Of k-means, when means are missing.
-            regularisation: The smallest variance a component may have.
+            replay: (..., D) rows that join the features (N, D), such as `sample` of the last session's mixture.
         """
-        rows = with_replay(features, replay)
-        _check_sizes(components, rows, start)
-        means = _starting_means(rows, components, start, seed)
-        mixture, history = _climb(rows, _around(rows, means, regularisation), iterations, tolerance, regularisation)
+        rows, floor = with_replay(features, replay), max(regularisation, TINY)
+        mixture = _around(rows, _starting_means(rows, components, start, seed), floor)
+        moments = _moments(rows, mixture)
+        history = [moments.likelihood]
+        for _ in range(iterations):
+            candidate = _maximise(moments, mixture, floor)
+            moments = _moments(rows, candidate)
+            gain = moments.likelihood - history[-1]
+            if gain < 0:  # by rounding, at the maximum
+                break
+            mixture = candidate
+            history.append(moments.likelihood)
+            if gain < tolerance:
+                break
         return replace(mixture.to(torch.float32), history=tuple(history))
 
     @torch.no_grad()
     def log_responsibilities(self, features: Tensor, *, check: bool = True) -> Tensor:
         """log p(component | x): (N, K), float32; without ``check`` a row that is not finite gives one."""
         rows = unit(features, self.means.shape[1], check=check)
-        return torch.cat([self._log_joint(x).log_softmax(1).float() for x in _chunks(rows, self.components)])
+        return torch.cat([self.log_joint(x).log_softmax(1).float() for x in _chunks(rows, self.components)])
 
     @torch.no_grad()
     def log_likelihood(self, features: Tensor) -> float:
@@ -102,20 +99,11 @@ class SphericalMixture:
             raise ValueError(f"k must be between 1 and the number of components, {self.components}; got {k}")
         return self.log_responsibilities(features).topk(k, dim=1).indices
 
-    def prompts(self, query: Tensor, k: int, likely: Tensor | None = None) -> Tensor:
-        """The means (B, k, D) of the k components most responsible for each query (B, D), the first one first.
-
-        Args:
-            likely: (B, K) log-responsibilities of the query, where they are known.
-        """
-        ids = self.nearest(query, k) if likely is None else likely.topk(k, dim=1).indices
-        return self.means[ids].to(query.dtype)
-
     def sample(self, per_component: int, generator: torch.Generator) -> Tensor:
         """Replay: (K, per_component, D) draws, the same number from every component however small its weight.
 
-        Draws are as long as features: rows of length 1 around a mean m have the variance (1 - |m|^2) / D, and a floor
-        above that is left out. It would lengthen a draw, and replay would pull the old means further towards zero.
+        Draws are as long as features: rows of length 1 around a mean m have the variance (1 - |m|^2) / D. With a floor
+        above that, replay would pull the old means towards zero.
         """
         dim = self.means.shape[1]
         natural = (1 - self.means.square().sum(1)).clamp(min=0) / dim  # (K,)
@@ -124,25 +112,21 @@ class SphericalMixture:
         return self.means[:, None] + spread * noise.to(self.means)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint, from which `SphericalMixture(**tensors)` makes it again."""
         return {name: getattr(self, name).contiguous() for name in ("means", "variances", "weights")}
 
     def to(self, target: torch.device | torch.dtype | str) -> SphericalMixture:
-        """The same mixture on another device or in another precision."""
         return replace(self, **{name: tensor.to(target) for name, tensor in self.tensors().items()})
 
-    def _log_joint(self, x: Tensor) -> Tensor:
+    def log_joint(self, x: Tensor) -> Tensor:
         """log w_k + log N(x; m_k, v_k I): (n, K), for rows (n, D) that are already unit and precise."""
         means, variances, weights = (part.to(x.dtype) for part in (self.means, self.variances, self.weights))
         normaliser = weights.clamp(min=TINY).log() - 0.5 * x.shape[1] * (2 * math.pi * variances).log()  # (K,)
-        return normaliser - squared_distances(x, means) / (2 * variances)
+        squares = x.square().sum(1, keepdim=True) - 2 * x @ means.T + means.square().sum(1)  # (n, K) |x - m|^2
+        return normaliser - squares.clamp(min=0) / (2 * variances)
 
 
 def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Tensor:
-    """L2-normalised rows (N, D) in float32 or float64; the one place where features of fit and query are normalised.
-
-    Without ``check`` the device is not synchronised.
-    """
+    """L2-normalised rows (N, D) in float32 or float64; without ``check`` the device is not synchronised."""
     if check:
         rows = check_features(features, "features")
     else:
@@ -152,10 +136,12 @@ def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Ten
     return F.normalize(rows, dim=1)
 
 
-def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
-    """|x - c|^2 by one matrix product: (n, K)."""
-    squares = x.square().sum(1, keepdim=True) - 2 * x @ centres.T + centres.square().sum(1)
-    return squares.clamp(min=0)
+def with_replay(features: Tensor, replay: Tensor | None, dim: int | None = None) -> Tensor:
+    """Unit rows of features (N, D) and of replay (..., D), in this order."""
+    rows = unit(features, dim)
+    if replay is None or replay.numel() == 0:
+        return rows
+    return torch.cat([rows, unit(replay.flatten(0, -2), rows.shape[1]).to(rows)])
 
 
 def _chunks(rows: Tensor, components: int) -> Iterator[Tensor]:
@@ -167,7 +153,7 @@ def _moments(rows: Tensor, mixture: SphericalMixture) -> Moments:
     """The E-step (N, D) -> sums over rows."""
     totals: list[Tensor] = []
     for x in _chunks(rows, mixture.components):
-        joint = mixture._log_joint(x)  # (n, K)
+        joint = mixture.log_joint(x)  # (n, K)
         share = joint.softmax(1)
         part = [joint.logsumexp(1).sum(), share.sum(0), share.T @ x, share.T @ x.square().sum(1)]
         totals = [total + new for total, new in zip(totals, part, strict=True)] if totals else part
@@ -180,27 +166,8 @@ def _maximise(moments: Moments, before: SphericalMixture, floor: float) -> Spher
     counts = moments.counts.clamp(min=TINY)
     means = torch.where(alive[:, None], moments.sums / counts[:, None], before.means)
     spread = (moments.squares / counts - means.square().sum(1)).clamp(min=0) / means.shape[1]  # (K,)
-    variances = torch.where(alive, spread.clamp(min=max(floor, TINY)), before.variances)
+    variances = torch.where(alive, spread.clamp(min=floor), before.variances)
     return replace(before, means=means, variances=variances, weights=moments.counts / moments.counts.sum())
-
-
-def _climb(
-    rows: Tensor, mixture: SphericalMixture, iterations: int, tolerance: float, floor: float
-) -> tuple[SphericalMixture, list[float]]:
-    """EM from `mixture`; the history has one value more than there were steps."""
-    moments = _moments(rows, mixture)
-    history = [moments.likelihood]
-    for _ in range(iterations):
-        candidate = _maximise(moments, mixture, floor)
-        moments = _moments(rows, candidate)
-        gain = moments.likelihood - history[-1]
-        if gain < 0:  # by rounding, at the maximum
-            break
-        mixture = candidate
-        history.append(moments.likelihood)
-        if gain < tolerance:
-            break
-    return mixture, history
 
 
 def _around(rows: Tensor, means: Tensor, floor: float) -> SphericalMixture:
@@ -216,34 +183,21 @@ def _around(rows: Tensor, means: Tensor, floor: float) -> SphericalMixture:
         errors.index_add_(0, member, distance)
     spread = torch.where(counts > 0, errors / counts.clamp(min=1), errors.sum() / count) / dim
     weights = counts.clamp(min=1) / counts.clamp(min=1).sum()
-    return SphericalMixture(means, spread.clamp(min=max(floor, TINY)), weights)
-
-
-def with_replay(features: Tensor, replay: Tensor | None, dim: int | None = None) -> Tensor:
-    """Unit rows of features (N, D) and of replay (..., D), in this order."""
-    rows = unit(features, dim)
-    if replay is None or replay.numel() == 0:
-        return rows
-    return torch.cat([rows, unit(replay.flatten(0, -2), rows.shape[1]).to(rows)])
-
-
-def _check_sizes(components: int, rows: Tensor, start: Tensor | None) -> None:
-    if not 1 <= components <= len(rows):
-        raise ValueError(f"components must be between 1 and the number of rows, {len(rows)}; got {components}")
-    if start is None:
-        return
-    if check_features(start, "start").shape[1] != rows.shape[1]:
-        raise ValueError(f"start has {start.shape[1]} dimensions, the features {rows.shape[1]}: use the same backbone")
-    if len(start) > components:
-        raise ValueError(f"start has {len(start)} means for {components} components: drop some or leave start out")
+    return SphericalMixture(means, spread.clamp(min=floor), weights)
 
 
 def _starting_means(rows: Tensor, components: int, start: Tensor | None, seed: int) -> Tensor:
-    """The means given, as they are, and those that are missing from k-means around them: (K, D), float64."""
+    """The means of the start, and those that are missing from k-means around them: (K, D), float64."""
+    if not 1 <= components <= len(rows):
+        raise ValueError(f"components must be between 1 and the number of rows, {len(rows)}; got {components}")
     kmeans = SemiSupervisedKMeans(components, seed=seed)
     if start is None:
         return kmeans.fit(rows).centres.double()
-    means = start.to(rows.device, torch.float64)
+    means = check_features(start, "start").to(rows.device, torch.float64)
+    if means.shape[1] != rows.shape[1]:
+        raise ValueError(f"start has {means.shape[1]} dimensions, the features {rows.shape[1]}: use the same backbone")
+    if len(means) > components:
+        raise ValueError(f"start has {len(means)} means for {components} components: drop some or leave start out")
     if len(means) == components:
         return means
     # pinned with the weight of all rows: a lighter mean wanders off to a new blob and hands its own to a new id

@@ -34,10 +34,9 @@ START = 0.9  # initial standard deviation of a layer times the square root of it
 class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
-    The shape is that of DINO's head, which GCD and PromptCCD use; with `out` 0 it ends with the bottleneck, as SimGCD's
-    projector does. It is discarded after training. Its initialisation is scaled to the widths: with 0.02 for all, a
-    narrow head starts with outputs so short that the first gradients, which are divided by their length, are large
-    (measured: docs/results/ccd-small.md).
+    The shape is that of DINO's head; with `out` 0 it ends with the bottleneck, as SimGCD's projector does. Its
+    initialisation is scaled to the widths: with 0.02 for all, a narrow head starts with outputs so short that the first
+    gradients, which are divided by their length, are large (docs/results/ccd-small.md).
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:
@@ -78,20 +77,25 @@ class StreamModel(nn.Module):
         self.prototypes = nn.Parameter(nn.Linear(backbone.dim, prototypes).weight.detach()) if prototypes else None
 
     def read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
-        """Normalised images (B, 3, S, S), with optional prompts (B, k, D), to one vector per image.
+        """Normalised images (B, 3, S, S), with optional prompts (B, k, D), to one vector per image; no logits, (B, 0).
 
         PatchGen's module sees only patch tokens: prompts affect it through the backbone's attention.
         """
 
         def tokens(images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
-            if prompts is None:
-                return self.backbone(images, early)
-            return prompted(self.backbone, images, prompts, early)
+            return self.backbone(images, early) if prompts is None else prompted(self.backbone, images, prompts, early)
 
+        mask, complementary = None, None
         if isinstance(self.select, Selector):
             selection = self.select(self.backbone, images, read=tokens)
-            return _output(selection.tokens.cls, selection.mask)
-        return self._pooled(tokens(images))
+            features, mask = selection.tokens.cls, selection.mask
+        elif self.select is not None:
+            selected = self.select(tokens(images).patches)
+            features, mask, complementary = selected.selected, selected.mask, selected.complementary
+        else:
+            seen = tokens(images)
+            features = seen.cls if self.pool == "cls" else seen.patches.mean(1)
+        return Output(features.new_empty(len(features), 0), features, mask, complementary=complementary)
 
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
@@ -100,13 +104,6 @@ class StreamModel(nn.Module):
             self.select.start(self.select(self.backbone, images).early)
         elif self.select is not None:
             self.select.calibrate(self.backbone(images).patches.float())
-
-    def _pooled(self, tokens: Tokens) -> Output:
-        """One vector per image from its tokens."""
-        if isinstance(self.select, PatchGen):
-            selection = self.select(tokens.patches)
-            return _output(selection.selected, selection.mask, selection.complementary)
-        return _output(tokens.cls if self.pool == "cls" else tokens.patches.mean(1))
 
     def project(self, features: Tensor) -> Tensor:
         return self.head(features)
@@ -118,11 +115,6 @@ class StreamModel(nn.Module):
         return F.normalize(features, dim=1) @ F.normalize(self.prototypes[:count], dim=1).T
 
 
-def _output(features: Tensor, mask: Tensor | None = None, complementary: Tensor | None = None) -> Output:
-    """An output without logits, (B, 0): the classes of a stream are discovered by clustering."""
-    return Output(features.new_empty(len(features), 0), features, mask, complementary=complementary)
-
-
 def build_stream_model(
     config: StreamConfig,
     pool: str,
@@ -132,8 +124,7 @@ def build_stream_model(
 ) -> StreamModel:
     """The model before the first stage; its weights depend on the seed alone, not on the random state.
 
-    Args:
-        recorded: The run's record of its backbone, if it is resumed or used.
+    ``recorded`` is the run's record of its backbone, if it is resumed or used.
     """
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     if config.normalization == "imagenet":
@@ -150,11 +141,7 @@ def build_stream_model(
 def prompted(
     backbone: Backbone, images: Tensor, prompts: Tensor, early: Callable[[Tensor], None] | None = None
 ) -> Tokens:
-    """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped.
-
-    Args:
-        early: As in `Backbone.forward`.
-    """
+    """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped."""
     embeddings = _embeddings(backbone)
     has_cls = min(backbone.num_prefix_tokens, 1)
     position = _cls_position(embeddings) if has_cls else 0.0  # (D,)
@@ -174,22 +161,18 @@ def check_promptable(backbone: Backbone) -> None:
     """ValueError unless this backbone supports prompts, tested with one black image."""
     fix = "choose another --backbone, such as DINOv2, ViT or CLIP, or --method gcd+patchgen, which has no prompts"
     _embeddings(backbone, fix)
-    relative = "its attention has relative positions, which a prompt has none of"
-    if reason := relative if _relative(backbone) else _try(backbone):
+    if problem := _problem(backbone):
         name = f"{backbone.source!r} ({backbone.model_type})"
         raise ValueError(
-            f"prompts are inserted between a backbone's own tokens, and {name} takes none ({reason}); {fix}"
+            f"prompts are inserted between a backbone's own tokens, and {name} takes none ({problem}); {fix}"
         )
 
 
-def _relative(backbone: Backbone) -> bool:
-    """BEiT and similar models would stretch their table over the longer sequence, and shift every patch's position."""
-    return any("relative_position" in name for name, _ in backbone.model.named_parameters())
-
-
 @torch.no_grad()
-def _try(backbone: Backbone) -> str:
+def _problem(backbone: Backbone) -> str:
     """The problem with two prompts and one image; empty if there is none."""
+    if any("relative_position" in name for name, _ in backbone.model.named_parameters()):
+        return "its attention has relative positions, which a prompt has none of"  # they shift those of the patches
     weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
     images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
     prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator
@@ -200,7 +183,7 @@ def _try(backbone: Backbone) -> str:
     if patches.shape[1] != SIDE**2:
         return f"of {SIDE**2} patches {patches.shape[1]} remain after it"
     same = torch.allclose(patches, flipped, rtol=1e-3, atol=1e-3)
-    return "" if same else "it gives them places, but they are a set"
+    return "" if same else "its attention gives them places, but they are a set"
 
 
 def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of transformers") -> nn.Module:

@@ -22,8 +22,6 @@ GROW_BY = 0.07  # maximum new components per stage and labelled class: the host 
 
 
 class MixturePool:
-    """Args: the settings, and the number of labelled classes."""
-
     def __init__(self, config: StreamConfig, known: int) -> None:
         self.config, self.known = config, known
         self.mixture: SphericalMixture | None = None  # of this stage, once it is fitted
@@ -31,26 +29,28 @@ class MixturePool:
         self.class_means: Tensor | None = None  # (known, D), in the labelled stage
 
     def due(self, epoch: int) -> bool:
-        """True if a fit is due before this epoch."""
+        """Whether a fit is due before this epoch."""
         behind = epoch - self.config.warm_up
         return behind >= 0 and behind % self.config.refit_every == 0
 
-    def size(self, stage: int, classes: int) -> int:
-        """Initial number of components of a fit."""
-        if self.config.components == "grow" and stage and self.last is not None:
-            extra = max(2, round(GROW_BY * self.known))
-            return self.mixture.components if self.mixture is not None else self.last.components + extra
-        return classes // 2 if self.config.components == "half" and stage else classes
-
     def refit(self, features: Tensor, stage: int, classes: int) -> dict[str, Any]:
         """Fit the mixture to the features (N, D) of a stage; the facts go into the record."""
-        count, c, replay = self.size(stage, classes), self.config, self._replay(stage)
-        common: dict[str, Any] = {"replay": replay, "seed": c.seed}
-        mixture = SphericalMixture.fit(features, count, start=self._start(count), tolerance=c.em_tolerance, **common)
-        if c.components == "grow" and stage:
+        config, count, replay = self.config, classes, None
+        if stage and config.components == "half":
+            count = classes // 2
+        if stage and config.components == "grow" and self.last is not None:
+            extra = max(2, round(GROW_BY * self.known))
+            count = self.mixture.components if self.mixture is not None else self.last.components + extra
+        if self.last is not None and config.replay:  # the same samples in every fit of a stage
+            replay = self.last.sample(config.replay, torch.Generator().manual_seed(config.seed * 1_000_003 + stage))
+        common: dict[str, Any] = {"replay": replay, "seed": config.seed}
+        mixture = SphericalMixture.fit(
+            features, count, start=self._start(count), tolerance=config.em_tolerance, **common
+        )
+        if stage and config.components == "grow":
             mixture = grow(features, mixture, known=self.known, **common)
         self.mixture = mixture.to(features.device)
-        prompt_sets = self.mixture.nearest(features, self._prompts()).sort(1).values.unique(dim=0)
+        prompt_sets = self.mixture.nearest(features, self._prompt_count(self.mixture)).sort(1).values.unique(dim=0)
         return {
             "components": self.mixture.components,
             "log_likelihood": round(self.mixture.log_likelihood(features), 4),
@@ -59,23 +59,15 @@ class MixturePool:
 
     def _start(self, count: int) -> Tensor | None:
         """Initial means: the last fit's, the last stage's, or the labelled classes'; None if they are too many."""
-        for mixture in (self.mixture, self.last):
-            if mixture is not None:
-                return mixture.means if mixture.components <= count else None
-        return self.class_means if self.class_means is not None and len(self.class_means) <= count else None
-
-    def _replay(self, stage: int) -> Tensor | None:
-        """Replay features; the same samples in every fit of a stage."""
-        if self.last is None or not self.config.replay:
-            return None
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + stage)
-        return self.last.sample(self.config.replay, generator)
+        fitted = self.mixture or self.last
+        means = self.class_means if fitted is None else fitted.means
+        return means if means is not None and len(means) <= count else None
 
     def next_stage(self) -> None:
         self.last, self.mixture, self.class_means = self.mixture, None, None
 
-    def _prompts(self) -> int:
-        return min(self.config.prompts, self.mixture.components) if self.mixture is not None else 0
+    def _prompt_count(self, mixture: SphericalMixture) -> int:
+        return min(self.config.prompts, mixture.components)
 
     def likely(self, query: Tensor) -> Tensor | None:
         """log p(component | x) of prompt-free features, (B, D) -> (B, K); None before the mixture is active.
@@ -85,15 +77,14 @@ class MixturePool:
         return None if self.mixture is None else self.mixture.log_responsibilities(query, check=False)
 
     def prompts(self, query: Tensor, likely: Tensor | None = None) -> Tensor | None:
-        """Prompts (B, k, D) for prompt-free features (B, D); None before the mixture is active.
+        """The means (B, k, D) of the components most responsible for prompt-free features (B, D), the first one first.
 
-        Args:
-            likely: The result of `likely` for them, if already computed.
+        None before the mixture is active; `likely` is its result for these features, if already computed.
         """
         likely = self.likely(query) if likely is None else likely
         if self.mixture is None or likely is None:
             return None
-        return self.mixture.prompts(query, self._prompts(), likely)
+        return self.mixture.means[likely.topk(self._prompt_count(self.mixture), dim=1).indices].to(query.dtype)
 
     def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
         """Pseudo-labels (2B,) of two views (2B, D): one per image, -1 before the mixture is active."""
@@ -110,7 +101,6 @@ class MixturePool:
         return None if self.mixture is None or self.config.pseudo_labels == "none" else self.mixture.means
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a saved state."""
         mixtures = {"mixture": self.mixture, "last": self.last}
         tensors = {f"{name}.{k}": v for name, m in mixtures.items() if m is not None for k, v in m.tensors().items()}
         return tensors | ({"class_means": self.class_means} if self.class_means is not None else {})

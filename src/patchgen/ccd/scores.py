@@ -22,9 +22,6 @@ from patchgen.ccd.data import Stream
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.discovery.assignment import contingency, hits_of
 
-PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
-DEFINITIONS = {"hard": "known = labelled classes of stage 0", "soft": "known = classes of all earlier stages"}
-
 
 class Clusters(NamedTuple):
     """Clusters of a stage; an id below the number of labelled classes is a class, the others were discovered."""
@@ -47,12 +44,9 @@ def discover(
     inits: int = 10,
     seed: int = 1,
 ) -> Clusters:
-    """Cluster the images of a stage, given all images that already have a class or a cluster.
+    """Cluster the images of a stage (N, D), given all images (M, D) that already have a class or a cluster (M,).
 
     Args:
-        features: (N, D) of the stage's images.
-        labelled: (M, D) of the images of stage 0 and of the earlier stages.
-        labels: (M,) class of the former, cluster of the latter.
         clusters: K, the number of clusters so far; at least the number of labels.
         first_new: the id of the first new cluster.
     """
@@ -66,8 +60,7 @@ def discover(
 def class_means(features: Tensor, label: np.ndarray, classes: int) -> Tensor:
     """Mean feature (C, D) of each of the classes 0..C-1."""
     member = torch.from_numpy(label).to(features.device)
-    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
-    sums.index_add_(0, member, features.double())
+    sums = features.new_zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, member, features.double())
     return (sums / member.bincount(minlength=classes).clamp(min=1).unsqueeze(1)).to(features.dtype)
 
 
@@ -77,31 +70,25 @@ def nearest_centre(features: Tensor, centres: Tensor) -> Tensor:
 
 
 def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: int) -> dict[str, Any]:
-    """All scores of one set of images, in [0, 1], each with its number of images and its binomial error.
+    """All scores of class ids (N,) and arbitrary cluster ids (N,), where `entry` (C,) is the stage of each class.
 
-    Args:
-        truth: (N,) class ids.
-        assignment: (N,) arbitrary cluster ids.
-        entry: (C,) stage at which each class first appeared.
-        stage: the scored stage; "soft" counts the classes of all earlier stages as known.
-
-    Returns:
-        {"all": cell, "hard": {"known": cell, "unknown": cell}, "soft": {...}, "groups": {"0": cell, ...}, "nmi", "ari"}
-        where a cell is {"accuracy", "error", "images"}; cells without images are left out.
+    {"all": cell, "hard": {"known": cell, "unknown": cell}, "soft": {...}, "groups": {"0": cell, ...}, "nmi", "ari"}
+    where a cell is {"accuracy", "error", "images"}; cells without images are left out. Known are the classes of stage 0
+    ("hard"), or those of all stages before this one ("soft").
     """
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     table = contingency(truth, assignment)
     hits, total = hits_of(table.counts), table.counts.sum(1)
     came = entry[np.array(table.classes, dtype=np.int64)]  # (C',) of the classes that occur
-    splits = {"hard": came == 0, "soft": came < max(stage, 1)}
 
     def cells(groups: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
         return {name: _cell(hits[of].sum(), total[of].sum()) for name, of in groups.items() if total[of].sum()}
 
     return {
         "all": _cell(hits.sum(), total.sum()),
-        **{name: cells({"known": known, "unknown": ~known}) for name, known in splits.items()},
+        "hard": cells({"known": came == 0, "unknown": came != 0}),
+        "soft": cells({"known": came < max(stage, 1), "unknown": came >= max(stage, 1)}),
         "groups": cells({str(group): came == group for group in np.unique(came)}),
         "nmi": float(normalized_mutual_info_score(truth, assignment)),
         "ari": float(adjusted_rand_score(truth, assignment)),
@@ -115,12 +102,7 @@ def _cell(right: float, images: float) -> dict[str, float]:
 
 
 def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> dict[str, float]:
-    """Drop of each entry group from its best earlier accuracy: {"0": 0.05, ...}; negative if it rose.
-
-    Args:
-        earlier: the `score` of each earlier stage, for one part.
-        now: the score of this stage.
-    """
+    """Drop of each entry group from its best accuracy in earlier scores: {"0": 0.05, ...}; negative if it rose."""
     drops = {}
     for group, cell in now["groups"].items():
         before = [past["groups"][group]["accuracy"] for past in earlier if group in past["groups"]]
@@ -146,8 +128,3 @@ def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
     for c in np.unique(label):
         selecting[np.flatnonzero(label == c)[1::2]] = True
     return stream.held_out[selecting], stream.held_out[~selecting]
-
-
-def entered(stream: Stream, rows: np.ndarray, stage: int) -> np.ndarray:
-    """The rows whose class has appeared up to a stage."""
-    return rows[np.isin(stream.label[rows], stream.stages.entered(stage))]

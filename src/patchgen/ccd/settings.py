@@ -122,20 +122,10 @@ class StreamConfig(Settings):
 
 
 SMALL: dict[str, Any] = {
-    "image_size": 84,
-    "epochs": 6,
-    "batch": 32,
+    "image_size": 84, "epochs": 6, "batch": 32, "projection_hidden": 512, "projection_bottleneck": 128,
+    "projection_out": 4096, "warm_up": 2, "refit_every": 2, "val_every": 2, "val_images": 600,
     "lr": 0.02,  # at 0.1 so few steps saturate the mask: docs/results/ccd-small.md
-    "projection_hidden": 512,
-    "projection_bottleneck": 128,
-    "projection_out": 4096,
-    "warm_up": 2,
-    "refit_every": 2,
-    "val_every": 2,
-    "val_images": 600,
-}
-
-
+}  # fmt: skip
 PAPER: dict[str, Any] = {"normalization": "imagenet", "keep_aspect": True, "inits": 100}  # in addition to the defaults
 
 

@@ -26,10 +26,9 @@ import numpy as np
 
 from patchgen.common.files import write_csv
 from patchgen.common.text import did_you_mean
-from patchgen.common.untrusted import read_yaml, shortly
+from patchgen.common.untrusted import broken_rule, read_yaml, shortly
 from patchgen.data.table import Table
 
-COLUMNS = ("path", "label", "stage")
 UNUSED = -1
 
 
@@ -42,12 +41,11 @@ class Schedule:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("groups", "ratios"):
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
-        _check_groups(self.groups)
-        _check_ratios(self.ratios, len(self.groups))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise ValueError(f"seed must be a non-negative whole number, got {shortly(self.seed)}")
+        groups, ratios = _lists(self.groups), _lists(self.ratios)
+        if rule := _broken_rule(groups, ratios, self.seed):
+            raise ValueError(rule)
+        for name, rows in (("groups", groups), ("ratios", ratios)):
+            object.__setattr__(self, name, tuple(tuple(row) if isinstance(row, list) else row for row in rows))
 
     def group_of(self, class_names: Sequence[str]) -> np.ndarray:
         """The group of each class, (C,) int64; `UNUSED` if the schedule leaves a class out."""
@@ -66,13 +64,44 @@ class Schedule:
         return group
 
 
+def _lists(value: Any) -> Any:
+    return [_lists(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _broken_rule(groups: Any, ratios: Any, seed: Any) -> str:
+    """The first rule that a schedule breaks, in words, with the value; empty if it breaks none."""
+    for name, value, hint, bounds in (
+        ("groups", groups, list[float] | list[list[str]], (0, 1)),
+        ("ratios", ratios, list[list[float]], (0, 1)),
+        ("seed", seed, int, (0, math.inf)),
+    ):
+        if rule := broken_rule(value, hint, bounds):
+            return f"{name} must be {rule}, not {shortly(value)}" + "; put class names in quotes" * (name == "groups")
+    if len(groups) < 2:
+        return f"groups must list two or more class groups, the labelled one first, not {shortly(groups)}"
+    if isinstance(groups[0], list):
+        names = [name for members in groups for name in members]
+        if twice := [name for name in names if names.count(name) > 1]:
+            return f"class {shortly(twice[0])} is in more than one place of groups; keep one"
+        if [] in groups:
+            return f"group {groups.index([])} names no class; name some, or leave the group and its row of ratios out"
+    elif 0 in groups or math.fsum(groups) > 1 + 1e-9:
+        return f"the shares of the classes must be above 0 and make at most 1 together, not {shortly(groups)}"
+    lengths, expected = [len(row) for row in ratios], list(range(len(groups), 0, -1))
+    if lengths != expected:
+        rule = f"one row for each of the {len(groups)} class groups, with {shortly(expected)} numbers"
+        return f"ratios must have {rule}: one for each stage from the one where the group enters; they have {lengths}"
+    if empty := [g for g, row in enumerate(ratios) if row[0] == 0]:
+        return f"row {empty[0]} of ratios cannot begin with 0: a group needs images where it enters"
+    return ""
+
+
 @dataclass(frozen=True, eq=False)
 class Stages:
     """The stage of every row, and the resulting stages of the classes."""
 
     stage: np.ndarray  # (N,) int64, UNUSED if a row is in no stage
     counts: np.ndarray  # (C,S) images of a class in a stage
-    class_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return self.counts.shape[1]
@@ -82,12 +111,6 @@ class Stages:
         """The stage at which each class first appears, (C,) int64; `UNUSED` for a class in no stage."""
         there = self.counts > 0
         return np.where(there.any(axis=1), there.argmax(axis=1), UNUSED)
-
-    @property
-    def absent(self) -> dict[str, tuple[int, ...]]:
-        """Classes that are missing from later stages, and which: tiny classes cannot be in all of them."""
-        missed = (self.counts == 0) & (np.arange(len(self)) > self.entry[:, None]) & (self.entry[:, None] >= 0)
-        return {self.class_names[c]: tuple(np.flatnonzero(missed[c]).tolist()) for c in np.flatnonzero(missed.any(1))}
 
     def rows(self, stage: int) -> np.ndarray:
         """Row indices of a stage, ascending."""
@@ -113,16 +136,15 @@ def read_schedule(path: str | Path) -> Schedule:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no schedule file '{path}'")
     settings = read_yaml(path)
-    if not isinstance(settings, dict):
-        raise ValueError(f"'{path}' must hold the keys groups and ratios, found {type(settings).__name__}")
-    known = [f.name for f in fields(Schedule)]
-    for key in settings:
-        if key not in known:
-            hint = did_you_mean(str(key)[:100], known)
-            raise ValueError(f"'{path}': unknown key {shortly(key)}{hint} (known: {', '.join(known)})")
-    if lost := [key for key in ("groups", "ratios") if key not in settings]:
-        raise ValueError(f"'{path}': the keys {', '.join(lost)} are missing")
     try:
+        if not isinstance(settings, dict):
+            raise ValueError(f"it must hold the keys groups and ratios, not {type(settings).__name__}")
+        known = [f.name for f in fields(Schedule)]
+        for key in settings.keys() - set(known):
+            hint = did_you_mean(str(key)[:100], known)
+            raise ValueError(f"unknown key {shortly(key)}{hint} (known: {', '.join(known)})")
+        if missing := [key for key in ("groups", "ratios") if key not in settings]:
+            raise ValueError(f"the keys {', '.join(missing)} are missing")
         return Schedule(**settings)
     except ValueError as error:
         raise ValueError(f"'{path}': {error}") from error
@@ -151,12 +173,7 @@ def shuffled(rows: np.ndarray, class_name: str, seed: int, *purpose: int) -> np.
 
 
 def make_stages(label: np.ndarray | Sequence[int], class_names: Sequence[str], schedule: Schedule) -> Stages:
-    """Distribute the images of every class over the stages.
-
-    Args:
-        label: (N,) class ids; -1 for rows that are not used.
-        class_names: the C classes in the data set's order, to which the shares refer.
-    """
+    """Distribute the images of every class over the stages; label (N,) is -1 for rows that are not used."""
     ids, names = np.asarray(label), tuple(class_names)
     group = schedule.group_of(names)
     stage = np.full(len(ids), UNUSED, dtype=np.int64)
@@ -166,18 +183,17 @@ def make_stages(label: np.ndarray | Sequence[int], class_names: Sequence[str], s
         stage[rows[: sum(sizes)]] = np.repeat(np.arange(group[c], len(schedule.groups)), sizes)
     counts = np.zeros((len(names), len(schedule.groups)), dtype=np.int64)
     np.add.at(counts, (ids[stage >= 0], stage[stage >= 0]), 1)
-    stages = Stages(stage, counts, names)
     for g in range(len(schedule.groups)):
-        members = [names[c] for c in np.flatnonzero(group == g)]
-        if not stages.counts[group == g].any():
-            raise ValueError(f"no class of group {g} ({some_of(members)}) has an image to train on; add some")
-    return stages
+        if not counts[group == g].any():
+            members = some_of(names[c] for c in np.flatnonzero(group == g))
+            raise ValueError(f"no class of group {g} ({members}) has an image to train on; add some")
+    return Stages(stage, counts)
 
 
 def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
     """Write one CSV line per row of the table: its path, its class and its stage (-1: in none)."""
     rows = ((table.paths[i], table.label_name(i), str(stage)) for i, stage in enumerate(stages.stage))
-    write_csv(path, COLUMNS, rows)
+    write_csv(path, ("path", "label", "stage"), rows)
 
 
 def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
@@ -190,57 +206,6 @@ def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
     for g in range(groups):
         ends[g] = min(max(ends[g], ends[g - 1] + 1 if g else 1), last - (groups - 1 - g))  # one class for each after g
     return np.array(ends)
-
-
-def _check_groups(groups: Any) -> None:
-    if not isinstance(groups, tuple) or len(groups) < 2:
-        raise ValueError(f"groups must list two or more class groups, the labelled one first; got {shortly(groups)}")
-    named = [isinstance(group, tuple) for group in groups]
-    if any(named) and not all(named):
-        raise ValueError(f"groups must be all shares or all lists of class names, got {shortly(groups)}")
-    if all(named):
-        _check_names(groups)
-        return
-    for share in groups:
-        if not _is_number(share) or not 0 < share <= 1:
-            rule = "a share of the classes is a number above 0 and at most 1"
-            raise ValueError(f"{rule}, got {shortly(share)} in {shortly(groups)}")
-    if (total := math.fsum(groups)) > 1 + 1e-9:
-        raise ValueError(f"the shares of the classes must not exceed 1 together; {shortly(groups)} make {total:g}")
-
-
-def _check_names(groups: Sequence[Sequence[Any]]) -> None:
-    first: dict[str, int] = {}
-    for g, members in enumerate(groups):
-        if not members:
-            raise ValueError(f"group {g} names no class; name some, or leave the group and its row of ratios out")
-        for name in members:
-            if not isinstance(name, str):
-                raise ValueError(f"class names must be text, got {shortly(name)} in group {g}; put it in quotes")
-            if first.setdefault(name, g) != g or members.count(name) > 1:
-                raise ValueError(f"class {shortly(name)} is in group {first[name]} and again in group {g}; keep one")
-
-
-def _check_ratios(ratios: Any, groups: int) -> None:
-    if not isinstance(ratios, tuple) or len(ratios) != groups:
-        rows = len(ratios) if isinstance(ratios, tuple) else repr(ratios)
-        raise ValueError(f"ratios must have one row for each of the {groups} class groups, got {rows}")
-    for g, row in enumerate(ratios):
-        if not isinstance(row, tuple) or len(row) != groups - g:
-            rule = f"row {g} of ratios must have {groups - g} numbers, one for each stage from {g} to {groups - 1}"
-            raise ValueError(f"{rule}; got {shortly(list(row) if isinstance(row, tuple) else row)}")
-        for column, ratio in enumerate(row):
-            if not _is_number(ratio) or not 0 <= ratio <= 1 or (column == 0 and ratio == 0):
-                rule = f"a share of what is left, {'above 0' if column == 0 else 'from 0'} to 1"
-                raise ValueError(f"row {g} of ratios: {rule}, cannot be {shortly(ratio)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def some_of(names: Iterable[str]) -> str:

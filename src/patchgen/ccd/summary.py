@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from patchgen.ccd.data import Stream
-from patchgen.ccd.scores import DEFINITIONS, PARTS
 from patchgen.ccd.settings import StreamConfig
-from patchgen.common.text import markdown
+from patchgen.common.text import markdown, plus_minus
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import backbone_of
 
+PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
 KEPT_BY = {
     "session-validation": "accuracy of the known classes on held-out images of the classes so far",
     "last": "the last epoch of each stage",
@@ -24,18 +24,16 @@ def averages(run: RunFolder, checkpoint: str) -> dict[str, Any]:
     records = [r for r in run.records("stage") if r["checkpoint"] == checkpoint and r["stage"]]
     means: dict[str, Any] = {"checkpoint": checkpoint}
     for part in PARTS:
-        rows = [_numbers(r[part]) for r in records if part in r]
-        names = [n for n in rows[0] if all(n in row for row in rows)] if rows else []
-        if names:
+        rows = [{name: cell["accuracy"] for name, cell in cells(r[part]).items()} for r in records if part in r]
+        if rows:
+            names = [name for name in rows[0] if all(name in row for row in rows)]
             means[part] = {name: float(np.mean([row[name] for row in rows])) for name in names}
     return means
 
 
-def _numbers(scores: dict[str, Any]) -> dict[str, float]:
+def cells(scores: dict[str, Any]) -> dict[str, dict[str, float]]:
     """all, known, unknown (hard) and soft_known, soft_unknown."""
-    numbers = {"all": scores["all"]["accuracy"]}
-    numbers |= {name: cell["accuracy"] for name, cell in scores["hard"].items()}
-    return numbers | {f"soft_{name}": cell["accuracy"] for name, cell in scores["soft"].items()}
+    return {"all": scores["all"], **scores["hard"], **{f"soft_{name}": cell for name, cell in scores["soft"].items()}}
 
 
 def epoch_line(record: dict[str, Any]) -> str:
@@ -50,12 +48,12 @@ def epoch_line(record: dict[str, Any]) -> str:
 
 def stage_line(record: dict[str, Any]) -> str:
     """The scores of a stage in one line."""
-    part = "transductive" if "transductive" in record else "held_out"
-    if part not in record:
-        return f"stage {record['stage']}: kept epoch {record['epoch']}"
-    cells = {"all": record[part]["all"], **record[part]["hard"]}
-    words = ", ".join(f"{name} {_percent(cell)}" for name, cell in cells.items())
-    return f"stage {record['stage']}: kept epoch {record['epoch']}; {PARTS[part]}: {words}"
+    line = f"stage {record['stage']}: kept epoch {record['epoch']}"
+    for part, meaning in PARTS.items():
+        if part in record:
+            accuracies = {"all": record[part]["all"], **record[part]["hard"]}
+            return f"{line}; {meaning}: " + ", ".join(f"{name} {_percent(c)}" for name, c in accuracies.items())
+    return line
 
 
 def summarize_stream(run: RunFolder, stream: Stream) -> str:
@@ -63,19 +61,19 @@ def summarize_stream(run: RunFolder, stream: Stream) -> str:
     config, stages = run.settings, len(stream.stages) - 1
     assert isinstance(config, StreamConfig)
     done = max((record["stage"] for record in run.records("stage")), default=-1)
+    more = ", ".join(f"{int((stream.stages.entry == stage).sum())} more" for stage in range(1, stages + 1))
     lines = [
         f"# {config.method} on a stream of {stages} unlabelled stages",
         "",
-        f"- data: {len(stream.table)} images; {len(stream.known)} labelled classes, then "
-        + ", ".join(f"{int((stream.entry == stage).sum())} more" for stage in range(1, stages + 1)),
+        f"- data: {len(stream.table)} images; {len(stream.known)} labelled classes, then {more}",
         f"- backbone {backbone_of(run)}, {config.image_size} px, tuned: {config.tune}; {config.epochs} epochs per "
         f"stage, batch {config.batch}, lr {config.lr:g}, seed {config.seed}",
         f"- epoch kept by: {KEPT_BY[config.selection]}",
         f"- number of clusters: {'estimated by the mixture' if config.components == 'grow' else 'given'}",
         *([f"- NOT FINISHED: {done} of {stages} unlabelled stages are done"] if done < stages else []),
         "",
-        "Accuracy in per cent ± its binomial error, under one match of clusters to classes. A: all images; "
-        f"K and U: {DEFINITIONS['hard']}, U the rest; soft: {DEFINITIONS['soft']}.",
+        "Accuracy in per cent ± its binomial error, under one match of clusters to classes. A: all images; K and U: "
+        "known = labelled classes of stage 0, U the rest; soft: known = classes of all earlier stages.",
     ]
     for part, meaning in PARTS.items():
         lines += ["", f"## {part.replace('_', ' ').capitalize()}: {meaning}", "", _table(run, part)]
@@ -85,14 +83,13 @@ def summarize_stream(run: RunFolder, stream: Stream) -> str:
 
 
 def _table(run: RunFolder, part: str) -> str:
-    rows = []
+    names, rows = ("all", "known", "unknown", "soft_known", "soft_unknown"), []
     for record in (r for r in run.records("stage") if part in r):
-        scores = record[part]
-        cells = [scores["all"], *(scores[how].get(which) for how in ("hard", "soft") for which in ("known", "unknown"))]
-        shown = [str(record["stage"]), record["checkpoint"], str(record["epoch"]), str(record["clusters"])]
-        rows.append([*shown, *map(_percent, cells), f"{scores['nmi']:.3f}", str(scores["all"]["images"])])
+        scores = cells(record[part])
+        shown = [str(record[name]) for name in ("stage", "checkpoint", "epoch", "clusters")]
+        end = [f"{record[part]['nmi']:.3f}", str(scores["all"]["images"])]
+        rows.append([*shown, *(_percent(scores.get(name)) for name in names), *end])
     for record in (r for r in run.records("average") if part in r):
-        names = ("all", "known", "unknown", "soft_known", "soft_unknown")
         means = [f"{100 * record[part][n]:.1f}" if n in record[part] else "" for n in names]
         rows.append(["mean", record["checkpoint"], "", "", *means, "", ""])
     head = ["stage", "checkpoint", "epoch", "clusters", "A", "K", "U", "K soft", "U soft", "NMI", "images"]
@@ -102,15 +99,13 @@ def _table(run: RunFolder, part: str) -> str:
 def _groups(run: RunFolder, part: str, stages: int) -> str:
     rows = []
     for record in (r for r in run.records("stage") if part in r and r["checkpoint"] == "kept"):
-        groups, fallen = record[part]["groups"], record[part]["forgetting"]
-        cells = [_with_fall(groups.get(str(g)), fallen.get(str(g))) for g in range(stages + 1)]
-        rows.append([str(record["stage"]), *cells])
+        groups, falls = record[part]["groups"], record[part]["forgetting"]
+        row = [str(record["stage"])]
+        for group in map(str, range(stages + 1)):
+            row.append(_percent(groups.get(group)) + (f" (fell {100 * falls[group]:.1f})" if group in falls else ""))
+        rows.append(row)
     return markdown(["stage", *(f"entered at {g}" for g in range(stages + 1))], rows)
 
 
-def _with_fall(cell: dict[str, float] | None, fall: float | None) -> str:
-    return _percent(cell) + ("" if cell is None or fall is None else f" (fell {100 * fall:.1f})")
-
-
 def _percent(cell: dict[str, float] | None) -> str:
-    return "" if cell is None else f"{100 * cell['accuracy']:.1f} ± {100 * cell['error']:.1f}"
+    return "" if cell is None else plus_minus(100 * cell["accuracy"], 100 * cell["error"])

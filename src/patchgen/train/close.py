@@ -47,7 +47,6 @@ Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask tha
 
 
 def close_run(trainer: FoldTrainer) -> None:
-    """Score the reported checkpoints on the unseen domain (if one was left out), and finish the folder."""
     run, fabric = trainer.run, trainer.fabric
     tensors, facts = load_tensors(run.checkpoint("selected"))
     fabric.barrier()  # no rank continues before all have read it
@@ -137,14 +136,7 @@ def _score(trainer: FoldTrainer, name: str, facts: dict[str, Any]) -> dict[str, 
 
 @torch.inference_mode()
 def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: float) -> tuple[float, float]:
-    """Scale and shift of log r.
-
-    Args:
-        classify: The model's output for rows.
-        rows: Held-out source images.
-        label: (N,) class ids of the whole table.
-        gain: Exponent of the mask in the weight r.
-    """
+    """Scale and shift of log r, from held-out source images; `gain` is the exponent of the mask in the weight r."""
     if len(rows) > LEVEL_IMAGES:
         rows = rows[np.linspace(0, len(rows) - 1, LEVEL_IMAGES).astype(int)]
     parts = [rows[i : i + LEVEL_BATCH] for i in range(0, len(rows), LEVEL_BATCH)]

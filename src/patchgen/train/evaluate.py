@@ -50,26 +50,10 @@ class Evaluation:
         return {**scores(self.confusion, positive), **self.means()}
 
 
-class FeatureCache(dict[int, Tensor]):
-    """Tensors by row, in host memory, of at most `room` bytes; further tensors are not stored."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room = room
-
-    def keep(self, row: int, tensor: Tensor) -> None:
-        size = tensor.numel() * tensor.element_size()
-        if size <= self.room and row not in self:
-            self.room -= size
-            with torch.inference_mode(False):  # an evaluation's tensors cannot be trained on
-                self[row] = tensor.cpu().clone()  # a slice would keep the whole batch alive
-
-
 class Reader:
     """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen.
 
-    Args:
-        tokens: The stored tokens of the lower blocks (N, T, D), if only the upper ones are tuned.
+    ``tokens`` are the stored ones of the lower blocks (N, T, D), if only the upper ones are tuned.
     """
 
     def __init__(
@@ -77,7 +61,8 @@ class Reader:
     ) -> None:
         self.fabric: Any = fabric
         self.model, self.store, self.tokens = model, store, tokens
-        self.memory = FeatureCache(MEMORY if model.reads_frozen else 0)
+        self.memory: dict[int, Tensor] = {}  # features by row; further ones are not stored
+        self.room = MEMORY  # bytes
 
     @property
     def caches(self) -> bool:
@@ -95,7 +80,10 @@ class Reader:
         fresh = dict(zip(new.tolist(), self._read(new), strict=True)) if len(new) else {}
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])
         for row, tensor in fresh.items():
-            self.memory.keep(row, tensor)
+            if tensor.nbytes <= self.room:
+                self.room -= tensor.nbytes
+                with torch.inference_mode(False):  # an evaluation's tensors cannot be trained on
+                    self.memory[row] = tensor.clone()  # a slice would keep the whole batch alive
         return self.fabric.to_device(result)
 
     def images(self, rows: np.ndarray) -> Tensor:
@@ -112,7 +100,6 @@ class Evaluator:
     """Scores rows with the current model.
 
     Args:
-        reader: Provides the pixels or cached features of a row.
         label: (N,) class id of each row of the table.
         num_classes: Side of the confusion matrix.
         num_known: Classes below this have their own output; images of other classes do not contribute to the loss.
@@ -142,11 +129,7 @@ class Evaluator:
         mask: str | None = None,
         by_image: bool = False,
     ) -> Evaluation:
-        """Score rows; on several devices each scores every n-th row, and the results are summed.
-
-        Args:
-            by_image: Also return the results of each image.
-        """
+        """Score rows; on several devices each scores every n-th row, and the results are summed."""
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of defined values
@@ -250,17 +233,18 @@ def patient_scores(names: Sequence[str], label: np.ndarray, probabilities: np.nd
         label: (N,) true classes.
         probabilities: (N, C).
     """
-    patients, of = np.unique(names, return_inverse=True)
-    one_hot = np.eye(probabilities.shape[1])
-    best = probabilities.argmax(1)
-    # (patients, C) each
-    truth, votes, probability = (np.zeros((len(patients), probabilities.shape[1])) for _ in range(3))
-    np.add.at(truth, of, one_hot[label])
-    np.add.at(votes, of, one_hot[best])
-    np.add.at(probability, of, probabilities.astype(np.float64))
-    images = np.bincount(of)
+    patients, of, images = np.unique(names, return_inverse=True, return_counts=True)
+    one_hot, best = np.eye(probabilities.shape[1]), probabilities.argmax(1)
+
+    def by_patient(values: np.ndarray) -> np.ndarray:
+        """(N, C) -> sums (patients, C)."""
+        sums = np.zeros((len(patients), probabilities.shape[1]))
+        np.add.at(sums, of, values)
+        return sums
+
+    truth, votes, probability = by_patient(one_hot[label]), by_patient(one_hot[best]), by_patient(probabilities)
     share = np.bincount(of, best == label) / images
-    record = {"patients": len(patients), "accuracy": float(share.mean()), "worst": float(share.min())}
+    record: dict[str, Any] = {"patients": len(patients), "accuracy": float(share.mean()), "worst": float(share.min())}
     single = (truth > 0).sum(1) == 1
     if single.any():
         true = truth[single].argmax(1)

@@ -85,12 +85,11 @@ def _first_process() -> bool:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-# `--select leave-one-out`: DomainBed's leave-one-domain-out cross-validation, over the source domains alone. The score
-# of a step is the mean over the sources, each left out of a training without the unseen domain.
-
-
 def _train_without_each(loop: Callable[..., None], config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
-    """Train without each source in turn; finished trainings are not repeated."""
+    """`--select leave-one-out`: DomainBed's leave-one-domain-out cross-validation, over the source domains alone.
+
+    Each source is left out of a training without the unseen domain; finished trainings are not repeated.
+    """
     for source in fold.validation:
         inner = replace(config, unseen=source, select="oracle", swad=False, patience=None)
         whole = make_fold(inner, fold.table)

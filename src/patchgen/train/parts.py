@@ -80,18 +80,12 @@ def largest_part(size: int, trial: Callable[[int], None]) -> int:
 
 
 class DividedPass:
-    """A pass in parts with the gradients of the whole batch, also for losses that compare images.
+    """A pass over `count` images in parts of `size` with the gradients of the whole batch, whatever the loss compares.
 
     In the first round the outputs of all parts are computed, without a graph but for the last. `out` holds them as
     leaves. In the second, `backward`, the losses give these leaves their gradients, and each part takes its share into
-    the network: the last one with its graph, the others computed again with the same random numbers.
-
-    Args:
-        forward: The network's output for a part of the batch.
-        count: Images of the batch.
-        size: Images of a part.
-        runtime: Of the device, or of several.
-        network: Whose gradients the devices synchronise in the last pass.
+    the network: the last one with its graph, the others computed again with the same random numbers. Devices
+    synchronise the network's gradients in the last pass.
     """
 
     def __init__(

@@ -46,19 +46,13 @@ class StepValues:
 
 
 class Trainer:
-    """Base of the training loops: a model, an optimiser, a run folder, and a resumable state.
-
-    Attributes:
-        about: Metadata for each checkpoint; ``about["backbone"]`` names the weights.
-        fabric: A `SingleDevice`, or Lightning's `Fabric` of several.
-        micro_batch: Images that go through the network at once.
-    """
+    """Base of the training loops: a model, an optimiser, a run folder, and a resumable state."""
 
     config: Any
     model: nn.Module
     optimizer: Any
-    about: dict[str, Any]
-    micro_batch: int
+    about: dict[str, Any]  # metadata for each checkpoint; about["backbone"] names the weights
+    micro_batch: int  # images that go through the network at once
 
     def __init__(self, run: RunFolder, fabric: Any, quiet: bool) -> None:
         self.run, self.fabric, self.quiet = run, fabric, quiet
@@ -111,12 +105,9 @@ class Trainer:
     def require_finite(
         self, means: Mapping[str, float], last: int, images: Callable[[int], list[str]], **place: int
     ) -> None:
-        """Raise ValueError if a mean or a trained weight is not finite; ``diverged.json`` lists the step's images.
+        """Raise ValueError if a mean or a trained weight is not finite; ``diverged.json`` lists the files of its step.
 
-        Args:
-            last: The last step of the means; at fault if only the weights are not finite.
-            images: The files of a step, which can be named after the fact.
-            place: What the step is counted in, such as the stage and the epoch.
+        If only the weights are not finite, this is the `last` step; `place` says in which stage and epoch it is.
         """
         bad = [name for name, value in means.items() if not math.isfinite(value)]
         finite = [tensor.isfinite().all() for tensor in trained_tensors(self.model).values()]
