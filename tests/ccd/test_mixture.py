@@ -42,14 +42,14 @@ def hard_start(rows: Tensor, means: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return np.array([len(e) for e in errors]) / len(rows), np.array(variances)
 
 
-def scikit_em(rows: Tensor, means: Tensor, steps: int, added: float = 0.0) -> list[tuple[np.ndarray, ...]]:
+def scikit_em(rows: Tensor, means: Tensor, steps: int) -> list[tuple[np.ndarray, ...]]:
     """Weights, means, variances and mean log-likelihood after each step of scikit-learn's EM."""
     from sklearn.mixture import GaussianMixture
 
     weights, variances = hard_start(rows, means)
     reference = GaussianMixture(
-        len(means), covariance_type="spherical", tol=0, reg_covar=added, max_iter=1, warm_start=True,
-        weights_init=weights, means_init=means.numpy(), precisions_init=1 / (variances + added),
+        len(means), covariance_type="spherical", tol=0, reg_covar=0, max_iter=1, warm_start=True,
+        weights_init=weights, means_init=means.numpy(), precisions_init=1 / variances,
     )  # fmt: skip
     states = []
     with warnings.catch_warnings():

@@ -105,15 +105,10 @@ def test_missing_or_damaged_predictions_are_none(unbroken: RunFolder, tmp_path: 
     assert read_predictions(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        (FoldTrainer, "take_step", 2),
-        (FoldTrainer, "take_step", 3),
-        (FoldTrainer, "save_state", 2),
-        (close, "_score", 2),
-    ],
-)
+MOMENTS = [(FoldTrainer, "take_step", 2), (FoldTrainer, "take_step", 3), (FoldTrainer, "save_state", 2)]
+
+
+@pytest.mark.parametrize("moment", [*MOMENTS, (close, "_score", 2)])
 def test_resuming_reproduces_the_uninterrupted_run(
     moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: Settings, tmp_path: Path
 ) -> None:

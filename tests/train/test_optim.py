@@ -16,9 +16,9 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_model, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.runs.tensors import load_tensors, save_tensors
+from patchgen.train.lifecycle import optimizer_tensors, restore_optimizer
 from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer, set_rates
-from patchgen.train.trainer import optimizer_tensors, restore_optimizer
 
 
 def settings(**changes: Any) -> Config:
@@ -99,17 +99,6 @@ def test_a_restored_optimizer_takes_the_identical_next_step(method: str, kind: A
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_current_rates_stay_in_force() -> None:
-    config = settings(method="lp")
-    model = make(config)
-    optimizer = make_optimizer(model, config)
-    step(model, optimizer, 0)
-    slower = make_optimizer(model, settings(method="lp", lr_backbone=0.5))
-    slower.param_groups[0]["lr"] = 0.025
-    restore_optimizer(slower, optimizer_tensors(optimizer))
-    assert slower.param_groups[0]["lr"] == 0.025
-
-
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
@@ -161,10 +150,3 @@ def test_a_warm_up_rises_linearly_to_the_schedule(schedule: Any) -> None:
     assert shares[5:] == pytest.approx(later)
     with pytest.raises(ValueError, match="warmup must be below steps = 10"):
         settings(method="lp", steps=10, warmup=10)
-
-
-def test_a_constant_rate_is_left_alone() -> None:
-    config = settings(method="lp")
-    optimizer = make_optimizer(make(config), config, make_method(config))
-    set_rates(optimizer, make_method(config), 7)
-    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.predict.predictor import Prediction, load_run
@@ -91,19 +89,9 @@ def test_a_run_by_patients_from_end_to_end(manifest: Path, tiny_settings: dict[s
 def test_a_match_of_outputs_to_classes_has_no_patients(
     manifest: Path, tiny_settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    settings = {**tiny_settings, "data": str(manifest), "task": "mdg_gcd", "known": "circle,cross", "swad": False}
-    [record] = train(Config(**settings), tmp_path, quiet=True).records("test")
+    more = {"task": "mdg_gcd", "known": "circle,cross", "swad": False, "steps": 1}
+    [record] = train(Config(**{**tiny_settings, "data": str(manifest), **more}), tmp_path, quiet=True).records("test")
     assert "patients" not in record
-
-
-def test_a_split_that_tears_patients_says_so(
-    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = shlex.split("--unseen studio --method lp --backbone tiny --image-size 28 --steps 1 --batch-per-domain 2")
-    assert main(["train", str(manifest), *words, "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.count("Keep patients together with --split group") == 1
-    assert main(["train", str(manifest), *words, "--split", "group", "--out", str(tmp_path)]) == 0
-    assert "Keep patients together" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", range(12))

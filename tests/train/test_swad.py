@@ -49,31 +49,32 @@ def history(*losses: float, **rule: float) -> SwadResult:
 # The clean rule
 
 
-def test_a_flat_valley_is_averaged_from_its_first_evaluated_step_to_the_end() -> None:
-    result = feed(Swad(), [1.0] * 5, every=4, first=4, trailing=3).result()
+# name: losses, options of `feed`, and (converged, start, end) of the steps averaged
+CLEAN: dict[str, tuple[list[float], dict[str, int], tuple[bool, int, int]]] = {
     # ties count as lowest: t_s is evaluation 0, at step 4; steps 1-3 of its segment lie before the valley
-    assert average(result) == pytest.approx(mean(range(4, 24)))
-    assert (result.converged, result.start_step, result.end_step, result.count) == (True, 4, 23, 20)
-    assert result.threshold == pytest.approx(1.3) and "open" in result.note
-
-
-def test_the_valley_starts_at_the_first_lowest_of_its_window() -> None:
+    "flat": ([1.0] * 5, {"every": 4, "first": 4, "trailing": 3}, (True, 4, 23)),
     # windows: [5,4,3] [4,3,2] [3,2,2.2] no; [2,2.2,2.1] yes: t_s = 3, although 1.9 comes later
-    result = feed(Swad(), [5, 4, 3, 2, 2.2, 2.1, 1.9], every=2, first=2).result()
-    assert (result.start_step, result.end_step, result.count) == (8, 14, 7)
-    assert average(result) == pytest.approx(mean(range(8, 15)))
-    assert result.threshold == pytest.approx(1.3 * (2 + 2.2 + 2.1) / 3)
+    "first lowest": ([5, 4, 3, 2, 2.2, 2.1, 1.9], {"every": 2, "first": 2}, (True, 8, 14)),
+    "five above are not yet the end": ([1, 1, 1, 1.2, *[2] * 5], {"every": 2, "first": 2}, (True, 2, 18)),
+    "ended": ([1, 1, 1, 1.2, *[2] * 6], {"every": 2, "first": 2}, (True, 2, 8)),  # t_e = 9 - 6 = evaluation 3
+    # evaluations 2, 3, 4; no trailing steps
+    "no valley": ([9, 8, 7, 6, 5], {"every": 3, "first": 3, "trailing": 2}, (False, 7, 15)),
+    "fewer evaluations than a window": ([1, 2], {"every": 2, "first": 2, "trailing": 1}, (False, 1, 4)),
+    "no evaluation": ([], {"trailing": 4}, (False, 1, 4)),
+}
 
 
-def test_six_losses_in_a_row_above_the_rim_end_the_valley() -> None:
-    swad = feed(Swad(), [1, 1, 1, 1.2, *[2] * 5], every=2, first=2)
-    assert not swad.ended
-    assert swad.result().end_step == 18  # five above are not yet the end
-    ended = feed(Swad(), [1, 1, 1, 1.2, *[2] * 6], every=2, first=2)
-    result = ended.result()
-    assert ended.ended and "ended" in result.note
-    assert (result.start_step, result.end_step, result.count) == (2, 8, 7)  # t_e = 9 - 6 = evaluation 3
-    assert average(result) == pytest.approx(mean(range(2, 9)))
+@pytest.mark.parametrize("case", CLEAN)
+def test_the_average_is_over_the_valley(case: str) -> None:
+    losses, options, (converged, start, end) = CLEAN[case]
+    swad = feed(Swad(), losses, **options)
+    result = swad.result()
+    assert (result.converged, result.start_step, result.end_step) == (converged, start, end)
+    assert result.count == end - start + 1 and average(result) == pytest.approx(mean(range(start, end + 1)))
+    assert swad.ended == (case == "ended") and (result.threshold is not None) == converged
+    if case == "first lowest":
+        assert result.threshold == pytest.approx(1.3 * (2 + 2.2 + 2.1) / 3)
+    assert case not in ("no valley", "no evaluation", "ended") or case in result.note
 
 
 def test_nothing_changes_after_the_end() -> None:
@@ -82,21 +83,6 @@ def test_nothing_changes_after_the_end() -> None:
     swad.update(scalar(100))
     swad.evaluate(0.1, 6)
     assert swad.result() == before and before.end_step == 3
-
-
-def test_never_converged_averages_the_last_windows_and_says_so() -> None:
-    result = feed(Swad(), [9, 8, 7, 6, 5], every=3, first=3, trailing=2).result()
-    assert not result.converged and result.threshold is None and "no valley" in result.note
-    assert (result.start_step, result.end_step, result.count) == (7, 15, 9)  # evaluations 2, 3, 4; no trailing steps
-    assert average(result) == pytest.approx(mean(range(7, 16)))
-
-
-def test_fewer_evaluations_than_a_window() -> None:
-    result = feed(Swad(), [1, 2], every=2, first=2, trailing=1).result()
-    assert (result.converged, result.start_step, result.end_step, result.count) == (False, 1, 4, 4)
-    unevaluated = feed(Swad(), [], trailing=4).result()
-    assert (average(unevaluated), unevaluated.converged, unevaluated.count) == (2.5, False, 4)
-    assert "no evaluation" in unevaluated.note
 
 
 def test_a_loss_that_is_not_finite_is_above_and_never_lowest() -> None:

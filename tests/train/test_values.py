@@ -12,7 +12,7 @@ from torch import nn
 
 from patchgen.model.device import SingleDevice
 from patchgen.runs.folder import RunFolder
-from patchgen.train.trainer import NEVER, StepValues, Trainer
+from patchgen.train.lifecycle import NEVER, StepValues, Trainer
 
 NAN = float("nan")
 

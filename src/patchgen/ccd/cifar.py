@@ -1,7 +1,4 @@
-"""CIFAR-100, official binary version: read once, and written as a folder of PNG files.
-
-    table = cifar_table("cifar-100-binary", "train")      # 50,000 rows in the official order
-    table.file(0)                                         # <cache>/cifar-100/<digest>/train/cattle/00000.png
+"""CIFAR-100, official binary version: read once, and written as a folder of PNG files in the user's cache.
 
 A record has 3,074 bytes: the coarse label, the fine label, and 3 x 32 x 32 pixels. The python version consists of
 pickles, which can run any code, and is not read.

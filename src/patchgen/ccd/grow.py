@@ -4,15 +4,11 @@
 
 "Better" is a ratio of marginal likelihoods under a conjugate prior (Normal-inverse-gamma: one variance a component),
 times the ratio of a Dirichlet process with concentration 1. It needs only the count, the sum and the squared length of
-a group, so all pairs are evaluated with one matrix product.
-
-The idea is that of PromptCCD's variant for an unknown number of classes, which has full inverse-Wishart covariances,
-accepts a tenth of the rejected moves at random, and adds children and merged means to their parents. Here a move
-replaces its parents, is made only if the ratio favours it, and never removes a known component.
+a group. PromptCCD's variant has full inverse-Wishart covariances, accepts a tenth of the rejected moves at random, and
+adds children and merged means to their parents. Here a move replaces its parents, and only if the ratio favours it.
 
 A known limit: real classes are not spherical. Their elongation counts as evidence for two components, the more so the
-more rows a class has; the vague prior of the means (KAPPA) counteracts this. If classes overlap, the number found is
-an order of magnitude.
+more rows a class has. If classes overlap, the number found is an order of magnitude.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.ccd.close import close_stage, finish
+from patchgen.ccd.close import close_stage, epoch_line, finish
 from patchgen.ccd.data import Stream
 from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
 from patchgen.ccd.methods import Gcd, Views, make_stream_method
@@ -25,7 +25,6 @@ from patchgen.ccd.model import StreamModel, build_stream_model, check_promptable
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.scores import class_means, halve_held_out, validation_score
 from patchgen.ccd.settings import StreamConfig
-from patchgen.ccd.summary import epoch_line
 from patchgen.common.files import cache_dir
 from patchgen.common.machine import require_bf16, use_threads
 from patchgen.common.progress import Progress
@@ -36,9 +35,9 @@ from patchgen.model.device import SingleDevice, convert, set_matmul_precision
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
+from patchgen.train.lifecycle import Trainer
 from patchgen.train.loop import require_gradients
 from patchgen.train.parts import DividedPass, what_fits
-from patchgen.train.trainer import Trainer
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
@@ -123,7 +122,10 @@ class StreamTrainer(Trainer):
 
     def _run_epoch(self, rows: np.ndarray, bar: Progress) -> dict[str, Any]:
         clock = time.monotonic()
-        fitted = self._before_epoch(rows)
+        fitted: dict[str, Any] = {}
+        due = self.method.mixture and self.pool.due(self.epoch)
+        if due or (self.method.pool == "patchgen" and self.stage == 0 and self.pool.class_means is None):
+            fitted = self.refit(rows, self.stage, mixture=due)
         rate = set_rate(self.optimizer, self.epoch, self.config.epochs)
         seed = (self.config.seed, self.stage, self.epoch)
         parts = epoch_parts(rows, self.config.batch, seed)
@@ -147,12 +149,6 @@ class StreamTrainer(Trainer):
         self.run.append(record)
         self.save_state()
         return record
-
-    def _before_epoch(self, rows: np.ndarray) -> dict[str, Any]:
-        """If a fit is due: fit the mixture, and in the labelled stage compute class means."""
-        due = self.method.mixture and self.pool.due(self.epoch)
-        first = self.method.pool == "patchgen" and self.stage == 0 and self.pool.class_means is None
-        return self.refit(rows, self.stage, mixture=due) if due or first else {}
 
     def refit(self, rows: np.ndarray, stage: int, mixture: bool = True) -> dict[str, Any]:
         """Class means in the labelled stage, and the mixture, from the current model."""

@@ -1,8 +1,5 @@
 """A mixture of spherical Gaussians over unit features: the pool of prompts, of pseudo-labels and of replay.
 
-    mixture = SphericalMixture.fit(features, components=80, start=last.means, replay=last.sample(100, generator))
-    mixture.nearest(features, 5)               # (N, 5): whose means become the prompts of an image
-
 Features are L2-normalised in one place (`unit`), for the fit and for every query alike. A query that skips it compares
 a vector of norm 45 with means of norm 1: the widest components then win for every image, and all get the same prompts.
 """

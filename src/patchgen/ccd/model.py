@@ -1,9 +1,5 @@
 """The model of a stream method: a backbone with optional prompts, one vector per image, and a projection head.
 
-seen = model.read(images, prompts)      # seen.features (B, D): CLS, the mean token, or z+ of PatchGen
-model.project(seen.features)            # (B, E), unit vectors, only for the contrastive losses
-model.classify(seen.features, 80)       # (B, 80) cosines with the first 80 learned prototypes (SimGCD)
-
 Prompts are means of an image's likeliest mixture components, added to its input tokens: [CLS, prompts, registers if
 any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV 2024), and has no separate norm or
 projection; without prompts the backbone sees its plain sequence. If CLS has no position (DINOv3 rotates only its

@@ -1,8 +1,5 @@
 """Scoring of continual category discovery: the cluster of each image of a stage, and its accuracy.
 
-    clusters = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist across stages
-    score(truth, clusters.assignment, entry, stage=1)                              # A/K/U, per entry group, NMI, ARI
-
 The clustering is semi-supervised k-means: images of stage 0 are pinned to their class, images of earlier unlabelled
 stages to their earlier cluster (by image, not by position), and only the missing clusters are initialised. All scores
 use the same match of clusters to classes.

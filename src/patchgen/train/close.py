@@ -102,35 +102,33 @@ def _score(trainer: FoldTrainer, name: str, facts: dict[str, Any]) -> dict[str, 
     fold, evaluate = trainer.fold, trainer.evaluate
     unseen = np.concatenate(list(fold.test.values()))
     with Progress(f"scoring {fold.unseen} ({name})", len(unseen), quiet=trainer.quiet) as bar:
-        parts = {part: evaluate(rows, bar.advance, by_image=True) for part, rows in fold.test.items() if len(rows)}
+        whole = evaluate(unseen, bar.advance)
+    label, probabilities = whole.label.astype(np.int64), whole.probabilities[:, : len(fold.classes)]
+    if trainer.fabric.is_global_zero:
+        order = np.argsort(unseen)
+        predictions = Predictions(unseen[order], label[order], probabilities[order])
+        save_predictions(trainer.run.path, name, predictions, fold.classes)
     record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
     record["metric"] = fold.metric  # the metric by which the checkpoint was selected
     if fold.positive is not None:
         record["positive"] = fold.table.classes[fold.positive]  # the class of `f1`; otherwise it is the macro F1
-    whole = fold.scores(np.sum([part.confusion for part in parts.values()], axis=0))
+    parts = {part: whole.part(np.isin(unseen, rows)) for part, rows in fold.test.items() if len(rows)}
     record |= {part: {**fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
-    record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
-    record |= {name: value for name, value in whole.items() if isinstance(value, dict)}
+    scores = fold.scores(whole.confusion)
+    record["all"] = {name: value for name, value in scores.items() if not isinstance(value, dict)}
+    record |= {name: value for name, value in scores.items() if isinstance(value, dict)}
     if evaluate.truth is not None and trainer.method.mask == "learned" and name == "selected":
         for mask in ("true", "random"):  # performance of the trained classifier with other masks
             accuracy = fold.scores(evaluate(unseen, mask=mask).confusion)["accuracy"]
             record[f"{mask}_mask"] = {"accuracy": accuracy}
-    images = [result.images for result in parts.values() if result.images is not None]
-    probabilities = np.concatenate([part.probabilities for part in images])[:, : len(fold.classes)]
-    order, label = np.argsort(unseen), fold.truth[unseen].astype(np.int64)
-    if trainer.fabric.is_global_zero:
-        predictions = Predictions(unseen[order], label[order], probabilities[order])
-        save_predictions(trainer.run.path, name, predictions, fold.classes)
     if trainer.config.task == "mdg":  # outputs are classes, without matching
         if fold.table.group:
             record["patients"] = patient_scores([fold.table.group[row] for row in unseen], label, probabilities)
-        for part, rows in (*fold.test.items(), ("all", unseen)):
-            scored = np.isin(unseen, rows)
-            record[part] |= probability_scores(label[scored], probabilities[scored])
+        for part, result in (*parts.items(), ("all", whole)):
+            record[part] |= probability_scores(result.label, result.probabilities)
     record |= mask_record(parts)
-    if isinstance(trainer.model.select, Selector) and evaluate.truth is not None:
-        means = np.nanmean(np.concatenate([part.uncalibrated for part in images]).astype(np.float64), axis=0)
-        record["mask_before_level"] = dict(zip(UNCALIBRATED, means.tolist(), strict=True))
+    if before := whole.mean(*(f"uncalibrated_{name}" for name in UNCALIBRATED)):
+        record["mask_before_level"] = {name.removeprefix("uncalibrated_"): value for name, value in before.items()}
     return record
 
 

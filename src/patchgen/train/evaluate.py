@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
 from patchgen.model.losses import mask_health
+from patchgen.model.selector import Selector
 from patchgen.tasks.metrics import mask_recovery, scores
 
 if TYPE_CHECKING:
@@ -27,23 +28,39 @@ UNCALIBRATED = ("iou", "kept")  # recovery by the mask before its calibration, t
 MEMORY = 2 << 30  # bytes of cached features for a frozen backbone
 
 
-class ByImage(NamedTuple):
-    """Results of single images, in the order of the rows."""
-
-    probabilities: np.ndarray  # (N, C) float32; C is the side of the confusion matrix
-    uncalibrated: np.ndarray  # (N, 2) the values of `UNCALIBRATED`; 0 without a calibrated mask or its truth
-
-
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
-    confusion: np.ndarray  # (C, C) true x predicted
-    loss: float  # mean cross-entropy
-    mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery if the truth is known
-    images: ByImage | None = None  # if asked for
+    """The results of N images: probabilities of C classes, and named values, NaN where one is undefined."""
+
+    label: np.ndarray  # (N,) true class
+    probabilities: np.ndarray  # (N, C) float32; C is the side of the confusion matrix
+    values: dict[str, np.ndarray]  # (N,) each
+
+    def part(self, images: np.ndarray) -> Evaluation:
+        """The results of some of the images, by position or mask."""
+        values = {name: column[images] for name, column in self.values.items()}
+        return Evaluation(self.label[images], self.probabilities[images], values)
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """(C, C) true x predicted."""
+        square = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)
+        np.add.at(square, (self.label, self.values["predicted"].astype(np.int64)), 1)
+        return square
+
+    def mean(self, *names: str) -> dict[str, float]:
+        """Means over the images for which a value is defined."""
+        columns = {name: self.values[name] for name in names if name in self.values}
+        return {n: float(np.nanmean(c, dtype=np.float64)) for n, c in columns.items() if not np.isnan(c).all()}
+
+    @property
+    def mask(self) -> dict[str, float]:
+        """Mask health, and recovery if the truth is known."""
+        return self.mean(*HEALTH, *RECOVERY)
 
     def means(self) -> dict[str, Any]:
         """The values that are averaged over images rather than counted."""
-        return {"loss": self.loss, **({"mask": self.mask} if self.mask else {})}
+        return {"loss": self.mean("loss").get("loss", 0.0), **({"mask": self.mask} if self.mask else {})}
 
     def record(self, positive: int | None = None) -> dict[str, Any]:
         """The record of a domain; `positive` is the class for F1."""
@@ -123,43 +140,26 @@ class Evaluator:
 
     @torch.inference_mode()
     def __call__(
-        self,
-        rows: np.ndarray,
-        tick: Callable[[int], None] | None = None,
-        mask: str | None = None,
-        by_image: bool = False,
+        self, rows: np.ndarray, tick: Callable[[int], None] | None = None, mask: str | None = None
     ) -> Evaluation:
-        """Score rows; on several devices each scores every n-th row, and the results are summed."""
-        fabric, model = self.reader.fabric, self.reader.model
-        confusion = torch.zeros(self.num_classes**2, device=fabric.device)
-        totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of defined values
-        broken = torch.zeros(1, device=fabric.device)
-        images = torch.zeros(len(rows), self.num_classes + len(UNCALIBRATED)) if by_image else None
+        """Score rows; on several devices each scores every n-th row."""
+        fabric, model, names = self.reader.fabric, self.reader.model, self._names()
+        table = torch.zeros(len(rows), self.num_classes + len(names), device=fabric.device)
+        mine, own = (each[fabric.global_rank :: fabric.world_size] for each in (rows, table))
         model.drop.eval()
-        mine = np.arange(fabric.global_rank, len(rows), fabric.world_size)
         for start in range(0, len(mine), self.batch):
-            place = mine[start : start + self.batch]
-            part = rows[place]
-            label = fabric.to_device(torch.from_numpy(self.label[part]))
+            part, lines = (each[start : start + self.batch] for each in (mine, own))
             out = self.outputs(part, self.given_mask(part, mask or self.mask))
-            cell = label * self.num_classes + out.logits.argmax(1)
-            confusion += torch.bincount(cell, minlength=self.num_classes**2)
-            broken += (~out.logits.isfinite()).any()
-            values = torch.stack(self._values(out, label, part))  # (names, B)
-            totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
-            if images is not None:
-                images[place, : out.logits.shape[1]] = out.logits.float().softmax(1).cpu()
-                if recovery := self._recovery(out.own_mask, part, UNCALIBRATED):
-                    images[place, self.num_classes :] = torch.stack(recovery, 1).cpu()
+            lines[:, : out.logits.shape[1]] = out.logits.float().softmax(1)
+            lines[:, self.num_classes :] = torch.stack(self._values(out, part), 1)
             if tick:
                 tick(len(part) * fabric.world_size)
         model.drop.train()
-        evaluation = self._collect(confusion, totals, broken)
-        if images is not None:  # each was scored by one rank
-            if fabric.world_size > 1:
-                images = cast(Tensor, fabric.all_reduce(fabric.to_device(images), reduce_op="sum")).cpu()
-            evaluation.images = ByImage(*np.split(images.numpy(), [self.num_classes], axis=1))
-        return evaluation
+        results = cast(Tensor, fabric.all_reduce(table, reduce_op="sum")).cpu().numpy()
+        probabilities, values = np.split(results, [self.num_classes], axis=1)
+        if not np.isfinite(probabilities).all():
+            raise ValueError("training diverged: the classifier's outputs are no longer finite; lower --lr")
+        return Evaluation(self.label[rows], probabilities, dict(zip(names, values.T, strict=True)))
 
     def outputs(self, rows: np.ndarray, mask: Tensor | None = None) -> Output:
         """The model's output for rows, with its own mask or with a given one (B, P)."""
@@ -178,38 +178,25 @@ class Evaluator:
         return self.reader.fabric.to_device(torch.from_numpy(patches).float())
 
     def _names(self) -> list[str]:
-        if not self.reader.model.has_mask:
-            return ["loss"]
-        return ["loss", *HEALTH, *(RECOVERY if self.truth is not None else ())]
+        model, names = self.reader.model, ["predicted", "loss"]
+        if model.has_mask:
+            names += [*HEALTH, *(RECOVERY if self.truth is not None else ())]
+        if isinstance(model.select, Selector) and self.truth is not None:
+            names += [f"uncalibrated_{name}" for name in UNCALIBRATED]
+        return names
 
-    def _values(self, out: Output, label: Tensor, rows: np.ndarray) -> list[Tensor]:
+    def _values(self, out: Output, rows: np.ndarray) -> list[Tensor]:
         """One (B,) tensor for each of the names."""
-        loss = F.cross_entropy(out.logits.float(), label.clamp(max=out.logits.shape[1] - 1), reduction="none")
-        values = [loss.masked_fill(label >= self.num_known, torch.nan)]
+        logits, label = out.logits.float(), self.reader.fabric.to_device(torch.from_numpy(self.label[rows]))
+        loss = F.cross_entropy(logits, label.clamp(max=logits.shape[1] - 1), reduction="none")
+        values = [logits.argmax(1).float(), loss.masked_fill(label >= self.num_known, torch.nan)]
         if out.mask is not None:
-            values += [*mask_health(out.mask).values(), *self._recovery(out.mask, rows, RECOVERY)]
+            values += mask_health(out.mask).values()
+        for mask, names in ((out.mask, RECOVERY), (out.own_mask, UNCALIBRATED)):
+            if mask is not None and self.truth is not None:
+                recovery = mask_recovery(mask.float().cpu().numpy(), self.truth[rows])
+                values += [torch.from_numpy(recovery[name]).to(logits) for name in names]
         return values
-
-    def _recovery(self, mask: Tensor | None, rows: np.ndarray, names: Sequence[str]) -> list[Tensor]:
-        """One (B,) tensor for each of the names; none without a mask (B, P) or its truth."""
-        if mask is None or self.truth is None:
-            return []
-        recovery = mask_recovery(mask.float().cpu().numpy(), self.truth[rows])
-        return [torch.from_numpy(recovery[name]).to(mask.device, torch.float32) for name in names]
-
-    def _collect(self, confusion: Tensor, totals: Tensor, broken: Tensor) -> Evaluation:
-        whole = torch.cat([broken, confusion, totals.flatten()])
-        whole = cast(Tensor, self.reader.fabric.all_reduce(whole, reduce_op="sum"))
-        if whole[0] > 0:
-            raise ValueError("training diverged: the classifier's outputs are no longer finite; lower --lr")
-        whole = whole[1:]
-        square = whole[: len(confusion)].view(self.num_classes, -1).round().long().cpu().numpy()
-        means = {
-            name: total / count
-            for name, (total, count) in zip(self._names(), whole[len(confusion) :].view(-1, 2).tolist(), strict=True)
-            if count
-        }
-        return Evaluation(square, means.pop("loss", 0.0), means)
 
 
 def mask_record(evaluations: dict[str, Evaluation]) -> dict[str, Any]:
@@ -223,21 +210,15 @@ def mask_record(evaluations: dict[str, Evaluation]) -> dict[str, Any]:
 
 
 def patient_scores(names: Sequence[str], label: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
-    """The patient part of a test record: every patient counts once, however many images it has.
+    """The patient part of a test record, from each image's patient, true class (N,) and probabilities (N, C).
 
-    How accurate are the images of a patient, averaged over patients? And, if all images of a patient have the same
-    label, is the patient classified correctly by majority vote, or by the mean probability?
-
-    Args:
-        names: Patient of each image.
-        label: (N,) true classes.
-        probabilities: (N, C).
+    Every patient counts once, however many images it has. How accurate are its images? And, if all of them have the
+    same label, is the patient classified correctly by majority vote, or by the mean probability?
     """
     patients, of, images = np.unique(names, return_inverse=True, return_counts=True)
     one_hot, best = np.eye(probabilities.shape[1]), probabilities.argmax(1)
 
-    def by_patient(values: np.ndarray) -> np.ndarray:
-        """(N, C) -> sums (patients, C)."""
+    def by_patient(values: np.ndarray) -> np.ndarray:  # (N, C) -> (patients, C)
         sums = np.zeros((len(patients), probabilities.shape[1]))
         np.add.at(sums, of, values)
         return sums

@@ -38,13 +38,12 @@ from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.lifecycle import scores_without_each
+from patchgen.train.lifecycle import Trainer, scores_without_each
 from patchgen.train.loop import Step, fit, take_step
 from patchgen.train.optim import make_optimizer
 from patchgen.train.parts import images_at_once
 from patchgen.train.swad import Swad
 from patchgen.train.tokens import stored_tokens
-from patchgen.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -19,10 +19,10 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
+from patchgen.train.lifecycle import StepValues
 from patchgen.train.optim import set_rates
 from patchgen.train.parts import DividedPass
 from patchgen.train.summary import progress_line
-from patchgen.train.trainer import StepValues
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer

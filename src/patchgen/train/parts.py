@@ -14,11 +14,10 @@ from patchgen.model.classifier import Classifier, Output, trained_tensors
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
-    from patchgen.train.trainer import Trainer
+    from patchgen.train.lifecycle import Trainer
 
 
 def images_at_once(trainer: FoldTrainer) -> int:
-    """The most images of a step that go through the network at once on this device."""
     size, config = trainer.batch_size, trainer.config
     if not indivisible(trainer.method, trainer.model):
         return what_fits(trainer, size, trainer.model)
@@ -40,9 +39,19 @@ def indivisible(method: Method, model: Classifier) -> bool:
 
 def what_fits(trainer: Trainer, size: int, forward: Callable[[Tensor], Output]) -> int:
     """How many of `size` images go through the network at once: as set, or on a GPU the most that fit."""
-    runtime, wanted = trainer.fabric, trainer.config.images_at_once(size)
+    runtime, side, wanted = trainer.fabric, trainer.config.image_size, trainer.config.images_at_once(size)
+
+    def trial(images: int) -> None:
+        """A pass of zeros forward and back, beside the optimiser's state."""
+        state = [torch.empty_like(tensor) for tensor in trained_tensors(trainer.model).values() for _ in range(2)]
+        with torch.random.fork_rng(), runtime.autocast():
+            out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
+        torch.stack([tensor.float().sum() for tensor in tensors_of(out) if tensor.requires_grad]).sum().backward()
+        trainer.model.zero_grad()
+        del state
+
     if wanted is None and has_limit(runtime.device):
-        fits = torch.tensor(largest_part(size, lambda images: try_step(trainer, forward, images)))
+        fits = torch.tensor(largest_part(size, trial))
         wanted = int(runtime.all_reduce(runtime.to_device(fits), reduce_op="min"))
         if wanted < size:
             trainer.say(f"micro-batch: {wanted} of the {size} images of a step fit into memory at once")
@@ -54,19 +63,8 @@ def has_limit(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def try_step(trainer: Trainer, forward: Callable[[Tensor], Output], images: int) -> None:
-    """A pass of zeros forward and back, beside the optimiser's state."""
-    runtime, side = trainer.fabric, trainer.config.image_size
-    state = [torch.empty_like(tensor) for tensor in trained_tensors(trainer.model).values() for _ in range(2)]
-    with torch.random.fork_rng(), runtime.autocast():
-        out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
-    torch.stack([tensor.float().sum() for tensor in tensors_of(out) if tensor.requires_grad]).sum().backward()
-    trainer.model.zero_grad()
-    del state
-
-
 def largest_part(size: int, trial: Callable[[int], None]) -> int:
-    """The largest of `size`, its half, its quarter, ... for which a trial does not run out of memory."""
+    """The largest of `size`, its half, its quarter, ... whose trial does not run out of memory."""
     while True:
         try:
             trial(size)

@@ -1,7 +1,5 @@
 """Tokens of the frozen lower blocks, computed once per image and stored in half precision for every run on them.
 
-    tokens = stored_tokens(model, config, table, store, device)      # (N, T, D) float16, one entry for each row
-
 The file is named by all that the tokens depend on: the content of the images, the weights, the image size and the
 number of blocks. A second fit with other folds, methods or learning rates only reads it.
 """
@@ -35,7 +33,7 @@ FILES = 8  # in the cache; the one that was not used for longest is removed firs
 def stored_tokens(
     model: Classifier, config: Config, table: Table, store: ImageStore, device: torch.device, quiet: bool = False
 ) -> np.ndarray | None:
-    """The input of block `tuned_from` for each labelled row; None if this network cannot be run in two halves."""
+    """The input of block `tuned_from`, (N, T, D) float16, by row; None if this network cannot be run in two halves."""
     backbone, rows = model.backbone, np.flatnonzero(table.label >= 0)
 
     def images(rows: np.ndarray) -> torch.Tensor:
