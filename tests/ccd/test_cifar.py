@@ -79,6 +79,18 @@ def test_images_are_written_once_and_other_records_get_another_folder(tmp_path: 
     assert cifar_table(root).root != first.root
 
 
+def test_a_stream_holds_out_the_official_test_part(tmp_path: Path) -> None:
+    names = "".join(f"class{c:03d}\n" for c in range(10)).encode()
+    root = write(tmp_path / "c", train_bin=records([*range(10)] * 30), test_bin=records([*range(10)] * 2),
+                 fine_label_names_txt=names)  # fmt: skip
+    stream = read_stream(root, holdout=0.5)
+    assert stream.held_out.tolist() == list(range(300, 320))
+    assert stream.table.paths[300].startswith("test/") and stream.table.file(319).is_file()
+    # 30 images a class, as in CUB; 7 + 1 + 1 + 1 classes
+    assert stream.stages.counts.tolist() == [[26, 2, 1, 1]] * 7 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]
+    assert stream.notes == ("CIFAR-100: a subset, 300 of 50,000 train images and 20 of 10,000 test images",)
+
+
 def test_lost_images_are_named(tmp_path: Path) -> None:
     root = write(tmp_path / "c")
     cifar_table(root).file(1).unlink()

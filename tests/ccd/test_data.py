@@ -38,10 +38,6 @@ def check(stream: Stream) -> None:
     assert stream.known.tolist() == sorted(set(stream.label[stream.train[0]]))
 
 
-def counts(stream: Stream) -> list[list[int]]:
-    return stream.stages.counts.tolist()
-
-
 def test_class_folders(tmp_path: Path) -> None:
     stream = read_stream(fill(tmp_path / "animals"), THREE)
     check(stream)
@@ -49,7 +45,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert stream.table.paths[20] == "bee/000.jpg" and stream.table.file(20).is_file()
     assert np.bincount(stream.label[stream.held_out]).tolist() == [2] * 5  # 10 % of 20
     # 18 left: 14 + 2 + 2; 12 + 6; 18
-    assert counts(stream) == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
+    assert stream.stages.counts.tolist() == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
     assert stream.known.tolist() == [0, 1, 2] and stream.stages.entry.tolist() == [0, 0, 0, 1, 2]
     assert stream.notes == ()
 
@@ -72,7 +68,7 @@ def test_holdout_and_seed(tmp_path: Path) -> None:
 def test_domains_are_ignored(tmp_path: Path) -> None:
     stream = read_stream(fill(tmp_path, 10, ("clinic", "field")), THREE)
     check(stream)
-    assert counts(stream) == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
+    assert stream.stages.counts.tolist() == [[14, 2, 2]] * 3 + [[0, 12, 6], [0, 0, 18]]
     stream.table.to_csv(tmp_path / "m.csv")
     again = read_stream(tmp_path / "m.csv", THREE)
     assert again.stages.stage.tolist() == stream.stages.stage.tolist()
@@ -87,31 +83,6 @@ def test_folders_called_train_and_test_are_parts(tmp_path: Path, other: str) -> 
     check(stream)
     assert {stream.table.paths[i].split("/")[0] for i in stream.held_out} == {other}
     assert len(stream.held_out) == 50 and stream.stages.counts.sum() == 50
-
-
-def write_cifar(root: Path, train: np.ndarray, test: np.ndarray, classes: int) -> Path:
-    root.mkdir(parents=True)
-    for name, label in (("train", train), ("test", test)):
-        records = np.zeros((len(label), 3074), np.uint8)  # coarse label, fine label, pixels
-        records[:, 1] = label
-        records.tofile(root / f"{name}.bin")
-    (root / "fine_label_names.txt").write_text("".join(f"class{c:03d}\n" for c in range(classes)))
-    return root
-
-
-def test_cifar_holds_out_the_official_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
-    root = write_cifar(tmp_path / "cifar-100-binary", np.tile(np.arange(10), 30), np.tile(np.arange(10), 2), 10)
-    stream = read_stream(root, holdout=0.5)
-    check(stream)
-    assert stream.held_out.tolist() == list(range(300, 320))
-    assert stream.table.paths[300].startswith("test/") and stream.table.file(319).is_file()
-    # 30 images a class, as in CUB; 7 + 1 + 1 + 1 classes
-    assert counts(stream) == [[26, 2, 1, 1]] * 7 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]
-    assert stream.notes == ("CIFAR-100: a subset, 300 of 50,000 train images and 20 of 10,000 test images",)
-    (root / "test.bin").unlink()
-    with pytest.raises(ValueError, match="lacks test.bin"):
-        read_stream(root)
 
 
 def write_cub(root: Path, images: list[tuple[int, bool]]) -> Path:
@@ -136,7 +107,8 @@ def test_cub_holds_out_the_official_test_part(tmp_path: Path) -> None:
     stream = read_stream(write_cub(tmp_path / "CUB_200_2011", images))
     check(stream)
     assert stream.held_out.tolist() == [i for i, (_, train) in enumerate(images) if not train]
-    assert counts(stream) == [[25, 2, 1, 1]] + [[26, 2, 1, 1]] * 6 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]
+    counts = [[25, 2, 1, 1]] + [[26, 2, 1, 1]] * 6 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]
+    assert stream.stages.counts.tolist() == counts
     assert stream.notes == ("CUB: a subset, 299 of 5,994 train images and 299 of 5,794 test images",)
     with pytest.raises(ValueError, match="contains a data set; pass '.*CUB_200_2011' itself"):
         read_stream(tmp_path)

@@ -206,10 +206,10 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
     whole_see, whole_features, stages = StreamTrainer._see, StreamTrainer.features, set[int]()
 
     def see(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> Any:
-        views, backward = whole_see(self, rows, images)
+        views = whole_see(self, rows, images)
         assert set(rows.tolist()) <= set(self.stream.train[self.stage].tolist())
         assert set(views.target.tolist()) <= ({0, 1} if self.stage == 0 else {-1})
-        return views, backward
+        return views
 
     def features(self: StreamTrainer, rows: np.ndarray, prompts: bool = False) -> Any:
         """Fits, validation and scores: no image of a class that is still to come."""

@@ -122,6 +122,7 @@ def test_records_tell_both_losses_apart(tiny_run: Callable[..., Any]) -> None:
     assert first["meta_main"] != first["main"] and "meta_L_neg" not in last
 
 
+@pytest.mark.slow  # `tests/train/test_fold.py` has two processes for another method
 def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "method": "mldg", "steps": 2, "accelerator": "cpu", "threads": 1, "swad": False}
     one = train(Config(**settings), tmp_path / "one", quiet=True)

@@ -121,7 +121,7 @@ def test_resuming_reproduces_the_uninterrupted_run(
 def test_two_processes_share_the_batch_of_one(tiny_settings: Settings, tmp_path: Path) -> None:
     settings = {**tiny_settings, "steps": 2, "eval_every": 1, "accelerator": "cpu", "threads": 1}
     one = train(Config(**settings), tmp_path / "one", quiet=True)
-    two = train(Config(**settings, devices=2), tmp_path / "two", quiet=True)
+    two = train(Config(**settings, devices=2, micro_batch=3), tmp_path / "two", quiet=True)
     for a, b in zip(one.records("evaluation"), two.records("evaluation"), strict=True):
         assert b["train"] == pytest.approx(a["train"], abs=2e-5)
         for domain, scores in a["validation"].items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from patchgen.config import Config
+from patchgen.data.images import decode
+from patchgen.data.oracle import SUITE, Oracle, true_masks
+from patchgen.data.table import read_table
 from patchgen.model.classifier import Output
+from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
+from patchgen.tasks.metrics import mask_recovery
+from patchgen.train import close
 from patchgen.train.close import EVERYTHING, find_level
+from patchgen.train.lifecycle import train
 
 LABEL = np.arange(40) % 2
 
@@ -62,8 +71,6 @@ def test_a_flat_mask_selects_everything() -> None:
 
 
 def test_a_run_stores_its_level_and_records_both_sides(tiny_run: Callable[..., Any]) -> None:
-    from patchgen.predict.predictor import load_run
-
     run = tiny_run("patchgen-select")
     for name in ("selected", "swad"):
         tensors, _ = load_tensors(run.checkpoint(name))
@@ -74,8 +81,6 @@ def test_a_run_stores_its_level_and_records_both_sides(tiny_run: Callable[..., A
 
 def test_the_level_does_not_depend_on_dropout(tiny_run: Callable[..., Any], monkeypatch: Any) -> None:
     """The classifier is asked as it predicts, not as it trains."""
-    from patchgen.train import close
-
     asked, find = [], close.find_level
 
     def watched(classify: Any, rows: np.ndarray, *more: Any) -> tuple[float, float]:
@@ -88,35 +93,18 @@ def test_the_level_does_not_depend_on_dropout(tiny_run: Callable[..., Any], monk
 
 
 def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:
-    from dataclasses import replace
-
-    from patchgen.config import Config
-    from patchgen.data.oracle import SUITE, Oracle
-    from patchgen.train.lifecycle import train
-
+    """Before: the same of the saved checkpoint, whose level is set back to none."""
     data = Oracle(replace(SUITE["oracle-easy"], per_class=6)).write(tmp_path / "easy") / "images"
     settings = {"backbone": "tiny", "image_size": 84, "steps": 3, "batch_per_domain": 4, "augment": False}
     run = train(Config(data=str(data), unseen="mist", method="patchgen-select", **settings), tmp_path, quiet=True)
     [test] = run.records("test")
-    assert {"iou", "kept"} == set(test["mask_before_level"]) and {"iou", "kept", "auroc"} <= set(test["mask"])
-    assert {"true_mask", "random_mask"} <= set(test)
-    before = test["mask_before_level"]
-    assert before == {name: pytest.approx(value, abs=1e-6) for name, value in _before(run, data).items()}
-
-
-def _before(run: Any, data: Any) -> dict[str, float]:
-    """The same of the saved checkpoint, whose level is set back to none."""
-    from patchgen.data.images import decode
-    from patchgen.data.oracle import true_masks
-    from patchgen.data.table import read_table
-    from patchgen.predict.predictor import load_run
-    from patchgen.tasks.metrics import mask_recovery
-
+    assert {"iou", "kept", "auroc"} <= set(test["mask"]) and {"true_mask", "random_mask"} <= set(test)
     predictor, table = load_run(run.path, "selected"), read_table(data)
     predictor.model.select.level.zero_()
     rows = table.rows_of("mist")
-    images = predictor.inputs([decode(table.file(row), 84) for row in rows])
     with torch.inference_mode():
-        mask = predictor.model(images).mask.cpu().numpy()
-    found = mask_recovery(mask, true_masks(table, predictor.model.grid)[rows])
-    return {name: float(np.nanmean(found[name])) for name in ("iou", "kept")}
+        mask = predictor.model(predictor.inputs([decode(table.file(row), 84) for row in rows])).mask.cpu().numpy()
+    before = mask_recovery(mask, true_masks(table, predictor.model.grid)[rows])
+    assert test["mask_before_level"] == {
+        name: pytest.approx(float(np.nanmean(before[name])), abs=1e-6) for name in ("iou", "kept")
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -37,7 +37,7 @@ from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
 from patchgen.train.lifecycle import Trainer
 from patchgen.train.loop import require_gradients
-from patchgen.train.parts import DividedPass, what_fits
+from patchgen.train.parts import in_parts, what_fits
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
@@ -159,38 +159,30 @@ class StreamTrainer(Trainer):
 
     def _step(self, rows: np.ndarray, images: Tensor) -> dict[str, Tensor]:
         """One optimiser step on two views (2B, 3, S, S); returns the named values, detached."""
-        views, backward = self._see(rows, images)
+        views = self._see(rows, images)
         losses = self.method.losses(self.model, views)
         require_gradients(losses, self.config.method)
         self.optimizer.zero_grad(set_to_none=True)
-        backward(torch.stack(list(losses.values())).sum())
+        self.fabric.backward(torch.stack(list(losses.values())).sum())
         self.optimizer.step()
         return {name: value.detach() for name, value in (losses | self.method.watch(views)).items()}
 
-    def _see(self, rows: np.ndarray, images: Tensor) -> tuple[Views, Callable[[Tensor], None]]:
-        """The views, with prompts if there are any and with labels or pseudo-labels, and their backward pass."""
+    def _see(self, rows: np.ndarray, images: Tensor) -> Views:
+        """The views, with prompts if there are any and with labels or pseudo-labels."""
         query, likely, prompts = None, None, None
         if self.method.prompts and self.pool.mixture is not None:
             with torch.no_grad():
                 query = self._read(images).features
             likely = self.pool.likely(query)
             prompts = self.pool.prompts(query, likely)
-
-        def read(part: slice) -> Output:
-            return self._read(images[part], None if prompts is None else prompts[part])
-
-        if len(images) <= self.micro_batch:
-            out, backward = read(slice(None)), self.fabric.backward
-        else:
-            divided = DividedPass(read, len(images), self.micro_batch, self.fabric, self.model)
-            out, backward = divided.out, divided.backward
+        out = in_parts(self._read, self.micro_batch, images, prompts)
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
         if self.stage and self.method.pool == "patchgen":
             pseudo = self.pool.labels(out.features if query is None else query, likely)
         centres = self.pool.centres(self.stage)
         classes = len(self.stream.stages.entered(self.stage))
-        return Views(out, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0), backward
+        return Views(out, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
 
     def _read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
         """The model's output, computed in the run's precision."""

@@ -112,7 +112,8 @@ class SphericalMixture:
         return {name: getattr(self, name).contiguous() for name in ("means", "variances", "weights")}
 
     def to(self, target: torch.device | torch.dtype | str) -> SphericalMixture:
-        return replace(self, **{name: tensor.to(target) for name, tensor in self.tensors().items()})
+        means, variances, weights = (tensor.to(target) for tensor in self.tensors().values())
+        return SphericalMixture(means, variances, weights, self.history)
 
     def log_joint(self, x: Tensor) -> Tensor:
         """log w_k + log N(x; m_k, v_k I): (n, K), for rows (n, D) that are already unit and precise."""

@@ -109,5 +109,5 @@ class MixturePool:
         """Restore the result of `tensors`."""
         for name in ("mixture", "last"):
             saved = under(tensors, f"{name}.")
-            setattr(self, name, SphericalMixture(**saved).to(device) if saved else None)
+            setattr(self, name, SphericalMixture(**saved).to(device) if saved else None)  # type: ignore[arg-type]
         self.class_means = tensors["class_means"].to(device) if "class_means" in tensors else None

@@ -41,7 +41,7 @@ from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.lifecycle import Trainer, scores_without_each
 from patchgen.train.loop import Step, fit, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.parts import images_at_once
+from patchgen.train.parts import Divided, images_at_once
 from patchgen.train.swad import Swad
 from patchgen.train.tokens import stored_tokens
 
@@ -130,10 +130,11 @@ class FoldTrainer(Trainer):
         self._prepare_model()
         self.micro_batch = self.batch_size if self.keeps_features else images_at_once(self)
         self.optimizer = make_optimizer(self.model, config, self.method)
+        network = Divided(self.model, self.micro_batch) if self.micro_batch < self.batch_size else self.model
         if isinstance(fabric, SingleDevice):
-            self.network = fabric.setup(self.model)
+            self.network = fabric.setup(network)
         else:
-            self.network, self.optimizer = cast(Any, fabric.setup(self.model, self.optimizer))
+            self.network, self.optimizer = cast(Any, fabric.setup(network, self.optimizer))
         self.evaluate = Evaluator(
             self.reader, fold.truth, fold.size, truth=self._truth(), mask=self.method.mask, num_known=fold.num_known
         )
@@ -233,7 +234,6 @@ class FoldTrainer(Trainer):
             runtime=self.fabric,
             mask=lambda batch: self.evaluate.given_mask(batch.index.numpy(), self.method.mask),
             values=self.values,
-            part=self.micro_batch if self.micro_batch < self.batch_size else None,
         )
         take_step(step)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
 from patchgen.train.lifecycle import StepValues
 from patchgen.train.optim import set_rates
-from patchgen.train.parts import DividedPass
 from patchgen.train.summary import progress_line
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class Step:
         network: The model, wrapped for its precision and for several devices; call `forward`, not the model.
         mask: The mask that replaces the learned one for the images of a batch, if any.
         values: Receives the named values.
-        part: At most this many images go through the network at once; the result is that of the whole batch.
     """
 
     def __init__(
@@ -89,10 +87,9 @@ class Step:
         runtime: Any = None,
         mask: Callable[[Batch], Tensor | None] = lambda batch: None,
         values: StepValues | None = None,
-        part: int | None = None,
     ) -> None:
         self.method, self.model, self.optimizer, self.number = method, model, optimizer, number
-        self._read, self._mask, self._values, self._part = read, mask, values, part
+        self._read, self._mask, self._values = read, mask, values
         self._network = model if network is None else network
         self._runtime: Any = runtime or SingleDevice("cpu")
 
@@ -101,23 +98,12 @@ class Step:
 
     def forward(self, batch: Batch) -> Output:
         """The network's output for a batch in a training pass."""
-        mask, count = self._mask(batch), len(batch.image)
-        self._backward = self._runtime.backward
-        if self._part is None or self._part >= count:
-            return self.method.forward(self._network, batch, mask)
-
-        def forward(part: slice) -> Output:
-            return cast(Output, self._network(batch.image[part], mask=None if mask is None else mask[part]))
-
-        divided = DividedPass(forward, count, self._part, self._runtime, self._network)
-        if torch.is_grad_enabled():
-            self._backward = divided.backward
-        return divided.out
+        return self.method.forward(self._network, batch, self._mask(batch))
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, accumulate their gradients, and store their values for the next record."""
         require_gradients(losses, self.method.config.method)
-        self._backward(torch.stack(list(losses.values())).sum())
+        self._runtime.backward(torch.stack(list(losses.values())).sum())
         self.note(losses | (watched or {}))
 
     def note(self, values: Mapping[str, Tensor]) -> None:

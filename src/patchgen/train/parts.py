@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +45,8 @@ def what_fits(trainer: Trainer, size: int, forward: Callable[[Tensor], Output]) 
         state = [torch.empty_like(tensor) for tensor in trained_tensors(trainer.model).values() for _ in range(2)]
         with torch.random.fork_rng(), runtime.autocast():
             out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
-        torch.stack([tensor.float().sum() for tensor in tensors_of(out) if tensor.requires_grad]).sum().backward()
+        tensors = [tensor for tensor in out if isinstance(tensor, Tensor) and tensor.requires_grad]
+        torch.stack([tensor.float().sum() for tensor in tensors]).sum().backward()
         trainer.model.zero_grad()
         del state
 
@@ -77,79 +77,40 @@ def largest_part(size: int, trial: Callable[[int], None]) -> int:
             torch.cuda.empty_cache()
 
 
-class DividedPass:
-    """A pass over `count` images in parts of `size` with the gradients of the whole batch, whatever the loss compares.
+class Divided(nn.Module):
+    """A model whose passes go through it `in_parts` of at most `size` images."""
 
-    In the first round the outputs of all parts are computed, without a graph but for the last. `out` holds them as
-    leaves. In the second, `backward`, the losses give these leaves their gradients, and each part takes its share into
-    the network: the last one with its graph, the others computed again with the same random numbers. Devices
-    synchronise the network's gradients in the last pass.
+    def __init__(self, model: nn.Module, size: int) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Output:
+        return in_parts(self.model, self.size, images, mask)
+
+
+def in_parts(forward: Callable[..., Output], size: int, images: Tensor, other: Tensor | None) -> Output:
+    """A pass in parts of at most `size` images with the gradients of the whole batch, whatever the loss compares.
+
+    Only the outputs of a part are kept: its backward pass computes it again, with the same random numbers.
+
+    Args:
+        other: Second argument of ``forward``, (B, ...) as the images, or None.
     """
+    if len(images) <= size:
+        return forward(images, other)
+    from torch.utils.checkpoint import checkpoint
 
-    def __init__(
-        self, forward: Callable[[slice], Output], count: int, size: int, runtime: Any, network: nn.Module
-    ) -> None:
-        self._forward, self._runtime, self._network = forward, runtime, network
-        self._parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-        self._states: list[tuple[Tensor, ...]] = []  # of the random generators before each part
-        outs: list[Output] = []
-        trains = torch.is_grad_enabled()
-        for part in self._parts:
-            self._states.append(random_state(runtime.device))
-            with torch.set_grad_enabled(trains and part is self._parts[-1]), self._no_sync():
-                outs.append(forward(part))
-        self._last = outs[-1]
-        self.out = joined(outs)
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of a loss of `out`."""
-        with self._no_sync():
-            self._runtime.backward(loss)  # down to the outputs
-        last = len(self._parts) - 1
-        for i in (last, *range(last)):
-            with self._no_sync(i != last - 1):
-                if i == last:
-                    out = self._last
-                else:
-                    with replayed(self._states[i], self._runtime.device):
-                        out = self._forward(self._parts[i])
-                pairs = zip(tensors_of(out), tensors_of(self.out), strict=True)
-                terms = [(own * whole.grad[self._parts[i]]).sum() for own, whole in pairs if whole.grad is not None]
-                self._runtime.backward(torch.stack(terms).sum())
-
-    def _no_sync(self, enabled: bool = True) -> AbstractContextManager[Any]:
-        """Gradients stay on this device."""
-        return self._runtime.no_backward_sync(self._network, enabled=enabled)  # type: ignore[no-any-return]
-
-
-def random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """torch's default generator, and the device's if it is a GPU."""
-    state = torch.get_rng_state()
-    return (state, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (state,)
-
-
-@contextmanager
-def replayed(state: tuple[Tensor, ...], device: torch.device) -> Iterator[None]:
-    """Draw the random numbers that followed `random_state`; afterwards the generators are as before."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.set_rng_state(state[0])
-        if len(state) == 2:
-            torch.cuda.set_rng_state(state[1], device)
-        yield
-
-
-def tensors_of(out: Output) -> list[Tensor]:
-    return [tensor for tensor in (*out._replace(halves=None), *(out.halves or ())) if tensor is not None]
+    parts = images.split(size)
+    others = [None] * len(parts) if other is None else other.split(size)
+    return joined([checkpoint(forward, *each, use_reentrant=False) for each in zip(parts, others, strict=True)])
 
 
 def joined(outs: Sequence[Output]) -> Output:
-    """The outputs of parts as one; a leaf of its own wherever the last part has a gradient."""
+    """The outputs of parts as one."""
 
-    def join(*parts: Tensor | None) -> Any:
-        if parts[-1] is None:
-            return None
-        return torch.cat([part.detach() for part in parts if part is not None]).requires_grad_(parts[-1].requires_grad)
+    def join(parts: Sequence[Tensor | None]) -> Any:
+        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
 
-    plain = [join(*field) for field in zip(*(out._replace(halves=None) for out in outs), strict=True)]
+    fields = {name: join([getattr(out, name) for out in outs]) for name in Output._fields if name != "halves"}
     halves = [out.halves for out in outs if out.halves is not None]
-    return Output(*plain)._replace(halves=tuple(join(*half) for half in zip(*halves, strict=True)) if halves else None)
+    return Output(**fields, halves=tuple(map(join, zip(*halves, strict=True))) if halves else None)  # type: ignore[arg-type]
