@@ -40,13 +40,6 @@ def test_nothing_drawn_changes_nothing(size: int, tolerance: float) -> None:
     torch.testing.assert_close(still(2).apply(images, size), images, atol=tolerance, rtol=0)
 
 
-def test_a_crop_on_pixel_edges_is_slicing() -> None:
-    images = soft_images(2, 16)
-    crop = replace(still(2), box=torch.tensor([[4, 2, 8, 8], [0, 8, 8, 8]]) / 16)
-    expected = torch.stack((images[0, :, 2:10, 4:12], images[1, :, 8:16, 0:8]))
-    torch.testing.assert_close(crop.apply(images, 8), expected, atol=1e-5, rtol=0)
-
-
 def test_an_enlarging_crop_agrees_with_pillow() -> None:
     channel = np.linspace(0, 1, 20 * 20, dtype=np.float32).reshape(20, 20) ** 2
     left, top, width, height = 3.3, 2.6, 11.2, 13.4

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchgen.data.benchmarks import BENCHMARKS, get_benchmark, match_benchmark, uncovered_classes
+from patchgen.data.benchmarks import BENCHMARKS, get_benchmark, match_benchmark
 from patchgen.data.table import read_table
 
 K16 = ("01_TUMOR", "02_STROMA", "03_COMPLEX", "04_LYMPHO", "05_DEBRIS", "06_MUCOSA", "07_ADIPOSE", "08_EMPTY")
@@ -144,14 +144,6 @@ def test_histocolon_merge_is_the_published_table(tmp_path: Path) -> None:
     assert table.missing() == {"CRC-TP": ["ADI", "BACK", "MUC"], "K-16": ["MUC", "MUS"], "K-19": ["CSTR"]}
 
 
-def test_uncovered_classes(tmp_path: Path) -> None:
-    table = read_table(histocolon(tmp_path))
-    assert [uncovered_classes(table, d) for d in table.domains] == [[], [], ["MUC"]]
-    assert uncovered_classes(table, ["K-16", "K-19"]) == ["ADI", "BACK", "MUC"]
-    with pytest.raises(ValueError, match="Unknown domain 'K19'.*did you mean 'K-19'"):
-        uncovered_classes(table, "K19")
-
-
 def test_histocolon_parts(tmp_path: Path) -> None:
     root = histocolon(tmp_path)
     both = read_table(root, options={"k19_part": "NCT-CRC-HE-100K+CRC-VAL-HE-7K", "crctp_part": "Training+Testing"})
@@ -193,10 +185,3 @@ def test_manifest_read_as_a_benchmark(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("path,domain,label\n1.jpg,K-16,08_EMPTY\n2.jpg,K-20,Tumor\n")
     with pytest.raises(ValueError, match="line 3: 'K-20' is none of CRC-TP, K-16, K-19"):
         read_table(tmp_path / "m.csv", benchmark="histocolon")
-
-
-def test_version_of() -> None:
-    terra = BENCHMARKS["terraincognita"]
-    assert terra.version_of(terra.counts["24330"]) == "24330"
-    assert terra.version_of({"location_38": 9767}) == "24788"
-    assert terra.version_of({"location_38": 9766}) is None and terra.version_of({}) is None

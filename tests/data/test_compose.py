@@ -177,32 +177,17 @@ def test_any_other_image_is_the_square_in_its_middle(mode: str, tmp_path: Path) 
 # on disk
 
 
-def test_write_and_read_back(few: Path, tmp_path: Path) -> None:
-    composition, done = compose(few, num_classes=2, per_class=1), []
-    folder = composition.write(tmp_path / "new" / "set", done.append)
-    assert sum(done) == 8 and [p.name for p in folder.parent.iterdir()] == ["set"]
-    table = read_table(folder / "images")
-    assert table.domains == ("amber", "dusk", "jade", "mist") and table.classes == ("bars", "plain")
-    assert table.paths == tuple(composition.names)
-    truth = true_masks(table, (8, 8))
+def test_the_written_folder_has_the_truth_and_its_origin(few: Path, tmp_path: Path) -> None:
+    composition = compose(few, num_classes=2, per_class=1, correlation=(1, 1, 0))
+    folder = composition.write(tmp_path / "set")
+    truth = true_masks(read_table(folder / "images"), (8, 8))
     assert truth is not None
-    for i in range(len(table)):
-        sample, pixels = composition.sample(i), np.asarray(Image.open(folder / "masks" / table.paths[i]))
-        assert (table.domain[i], table.label[i]) == (sample.domain, sample.label)
-        assert np.array_equal(np.asarray(Image.open(table.file(i))), sample.image)
-        assert np.array_equal(pixels, sample.mask * np.uint8(255))
+    for i, sample in enumerate(composition):
         share = sample.mask.reshape(8, 14, 8, 14).mean((1, 3)).ravel()
         assert np.array_equal(truth[i], share >= 0.5) and truth[i].any()
-
-
-def test_oracle_json_says_what_is_where(few: Path, tmp_path: Path) -> None:
-    composition = compose(few, num_classes=2, per_class=1, correlation=(1, 1, 0))
-    facts = json.loads((composition.write(tmp_path / "set") / "oracle.json").read_text())
+    facts = json.loads((folder / "oracle.json").read_text())
     assert facts["digest"] == composition.digest() and facts["class_names"] == ["bars", "plain"]
-    assert facts["spec"]["unseen"] == "mist" and facts["spec"]["object_size"] == 48
-    assert [(d["name"], d["correlation"]) for d in facts["spec"]["domains"]] == [
-        ("amber", 1.0), ("dusk", 1.0), ("jade", 0.0), ("mist", 0.5),
-    ]  # fmt: skip
+    assert [d["correlation"] for d in facts["spec"]["domains"]] == [1.0, 1.0, 0.0, 0.5]
     assert facts["backgrounds"]["dusk/bars/0000.png"] == "grass"
     assert facts["backgrounds"]["jade/bars/0000.png"] == "brick"
     assert all((few / path).is_file() for path in facts["photographs"].values())

@@ -218,12 +218,6 @@ def test_every_extra_is_looked_for() -> None:
         assert found or extra in ("all", "dev", "docs"), extra
 
 
-def test_machine() -> None:
-    found = by_name(examine_machine())
-    assert set(found) >= {"python", "torch", "transformers", "extras"}
-    assert found["torch"].status == "pass" and "threads" in found["torch"].detail
-
-
 def test_broken_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchvision").mkdir()
     error = "raise RuntimeError('operator torchvision::nms does not exist')"

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFont
 
 from patchgen.draw.overlay import OPACITY
-from patchgen.draw.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over
+from patchgen.draw.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 
@@ -57,11 +57,6 @@ def test_the_notice_is_there_only_with_maps() -> None:
         return np.asarray(contact_sheet("t", [Tile(plain(RED), "x", "", mask)]))[:HEADER, WIDTH // 2 :]
 
     assert (header(None) == 255).all() and (header(np.ones((2, 2))) < 200).any()
-
-
-def test_a_constant_mask_has_one_colour() -> None:
-    picture = np.asarray(mask_over(Image.new("RGB", (20, 10), (128, 128, 128)), np.full((3, 3), 0.5)))
-    assert picture.shape == (10, 20, 3) and np.ptp(picture, axis=(0, 1)).max() == 0
 
 
 def test_text_fits_and_keeps_its_end() -> None:

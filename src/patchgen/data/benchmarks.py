@@ -10,13 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean, name_key
-
-if TYPE_CHECKING:
-    from patchgen.data.table import Table
 
 
 def is_visible(name: str) -> bool:
@@ -295,14 +291,3 @@ def match_benchmark(folder: Path) -> Benchmark | None:
         return None
     known = {benchmark.domain_of(child.name) for child in visible_folders(folder)} - {None}
     return benchmark if len(known) >= 2 else None
-
-
-def uncovered_classes(table: Table, unseen: str | Sequence[str]) -> list[str]:
-    """Classes with images in the unseen domain(s) but in no source domain: they are reported separately."""
-    held_out = {unseen} if isinstance(unseen, str) else set(unseen)
-    counts = table.counts()
-    for name in held_out - set(counts):
-        raise ValueError(f"Unknown domain '{name}'{did_you_mean(name, counts)} (known: {', '.join(counts)})")
-    sources = {c for domain, row in counts.items() if domain not in held_out for c, n in row.items() if n}
-    targets = {c for domain in held_out for c, n in counts[domain].items() if n}
-    return [c for c in table.classes if c in targets - sources]

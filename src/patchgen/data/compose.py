@@ -75,7 +75,6 @@ class Composition(oracle.ImageSet):
         self.photographs = [paths[c][d * spec.per_class + n] for d, c, n in self.keys]
 
     def sample(self, i: int) -> oracle.Sample:
-        """Image i with its pixel mask (S,S)."""
         spec, (domain, label, _), kind = self.spec, self.keys[i], self.backgrounds[i]
         place, texture, noise = (Dice(spec.seed, stream, *self.keys[i]) for stream in STREAMS)
         photograph = self.root / self.photographs[i]
@@ -101,11 +100,9 @@ class Composition(oracle.ImageSet):
         )
 
     def law(self) -> list[object]:
-        """The spec, the versions of the drawing, and the contents of the photographs."""
         return [oracle_draw.DRAW_VERSION, COMPOSE_VERSION, asdict(self.spec), self._hashes]
 
     def facts(self) -> dict[str, object]:
-        """The content of `oracle.json`, with each image's photograph."""
         return {**super().facts(), "photographs": dict(zip(self.names, self.photographs, strict=True))}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from patchgen.common.files import cache_dir, replacing
 from patchgen.common.reading import cached
 from patchgen.data.images import ImageStore
-from patchgen.data.safe_open import check_length
+from patchgen.data.safe_open import check_file
 from patchgen.data.table import Table, read_table
 
 THREADS = 4  # files read in parallel
@@ -43,9 +43,8 @@ def digests(table: Table) -> np.ndarray:
 
 def _key(file: str) -> int:
     """The cache key of a digest: a different size, time or inode means that the file may have changed."""
-    about = os.stat(file)
     try:
-        check_length(about.st_size)
+        about = check_file(file)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return _hash(os.fsencode(f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"))

@@ -24,13 +24,13 @@ from typing import Literal, get_args
 import numpy as np
 from PIL import Image
 
-from patchgen.common.files import cache_dir, regular
+from patchgen.common.files import cache_dir
 from patchgen.common.machine import available_cores
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.data.images import UnreadableImage, gray_bits
 from patchgen.data.images import decode as decode_image
 from patchgen.data.listing import list_files, skipped_line
-from patchgen.data.safe_open import check_length, open_image
+from patchgen.data.safe_open import check_file, open_image
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
 
@@ -218,9 +218,7 @@ def inspect_files(
 
 def _inspect(file: Path, decode: bool) -> FileFacts:
     try:
-        if file.exists() and not regular(file):
-            return FileFacts(error="a pipe or device, and an image is a file")
-        check_length(file.stat().st_size)
+        check_file(file)
         content = file.read_bytes()
         if not content:
             return FileFacts(error="empty file")

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from patchgen.common.files import regular
 from patchgen.common.machine import available_cores
 from patchgen.common.progress import logger
-from patchgen.data.safe_open import RefusedImage, open_image
+from patchgen.data.safe_open import RefusedImage, check_file, open_image
 
 if TYPE_CHECKING:
     import torch
@@ -180,19 +179,19 @@ class ImageStore:
     ) -> list[tuple[int, UnreadableImage]]:
         """All rows that cannot be decoded, with the reason; the others are added to the cache."""
         bad: list[tuple[int, UnreadableImage]] = []
-
-        def check(row: int) -> None:
+        for start in range(0, len(rows), CHECKED):
+            part = [int(row) for row in rows[start : start + CHECKED]]
             try:
-                self._image(row)
-            except UnreadableImage as error:
-                bad.append((row, error))
-
-        with ThreadPoolExecutor(self.threads) as pool:
-            for start in range(0, len(rows), CHECKED):
-                done = list(pool.map(check, map(int, rows[start : start + CHECKED])))
-                if tick:
-                    tick(len(done))
-        return sorted(bad, key=lambda row: row[0])
+                self.images(part)
+            except UnreadableImage:
+                for row in part:
+                    try:
+                        self._image(row)
+                    except UnreadableImage as error:
+                        bad.append((row, error))
+            if tick:
+                tick(len(part))
+        return bad
 
     def _image(self, row: int) -> np.ndarray:
         """(3,h,w) uint8 from the cache, else from the file; with normalised stains if requested."""
@@ -284,10 +283,11 @@ class ImageStore:
 
     def _digest(self, row: int) -> bytes:
         try:
-            if os.path.exists(self.files[row]) and not regular(self.files[row]):
-                raise UnreadableImage(self.files[row], "it is a pipe or device, and an image is a file")
+            check_file(self.files[row])
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+        except RefusedImage as error:
+            raise UnreadableImage(self.files[row], str(error), fix="") from error
         except OSError as error:
             raise UnreadableImage(self.files[row], f"{type(error).__name__}: {error}") from error
 

@@ -1,7 +1,6 @@
 """The oracle benchmark: images in several domains whose predictive patches C* are known.
 
-    oracle = Oracle(SUITE["oracle-shortcut"])
-    oracle.sample(7).mask                              # (6,6) bool: C*
+    Oracle(SUITE["oracle-shortcut"]).sample(7).mask    # (6,6) bool: C*
     truth = true_masks(read_table(suite_folder("oracle-shortcut")), grid=(6, 6))     # (N,36) bool
 
 The class depends only on the motif in C*. Backgrounds are correlated with the class in the source domains and not in
@@ -36,8 +35,6 @@ LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # independent rand
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain: how far its background follows the class, and how strong its style is."""
-
     name: str
     correlation: float  # P(background = the class's own kind)
     style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
@@ -82,7 +79,6 @@ class OracleSpec:
 
     @property
     def held_out_names(self) -> tuple[str, ...]:
-        """The classes meant to be unlabelled."""
         return self.class_names[self.classes - self.held_out :]
 
 
@@ -127,7 +123,6 @@ def _rules(spec: OracleSpec) -> Iterator[tuple[bool, str]]:
 
 
 def _domains(amber: float, dusk: float, jade: float, mist: float, style: float) -> tuple[Domain, ...]:
-    """Four domains with these correlations; the unseen one, mist, has the whole style."""
     sources = {"amber": amber, "dusk": dusk, "jade": jade}
     return *(Domain(name, value, style) for name, value in sources.items()), Domain("mist", mist, 1.0)
 
@@ -151,8 +146,6 @@ SUITE: dict[str, OracleSpec] = {
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One image with its truth."""
-
     image: np.ndarray  # (S,S,3) uint8
     mask: np.ndarray  # (h,w) bool, True = in C*; patches, or single pixels of a composed photograph
     label: int
@@ -198,11 +191,10 @@ class ImageSet(ABC):
         return [draw.DRAW_VERSION, asdict(self.spec)]
 
     def digest(self) -> str:
-        """Twelve hex digits of the law."""
         return hashlib.sha256(json.dumps(self.law(), sort_keys=True).encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, object]:
-        """The content of `oracle.json`: the spec, its digest, the names, and each image's background."""
+        """The content of `oracle.json`."""
         spec, kinds = self.spec, list(BACKDROPS)
         names = {"class_names": spec.class_names, "held_out_names": spec.held_out_names}
         backgrounds = {name: kinds[kind] for name, kind in zip(self.names, self.backgrounds, strict=True)}
@@ -288,7 +280,6 @@ class Oracle(ImageSet):
 
 
 def suite_spec(name: str) -> OracleSpec:
-    """A spec of the suite; a ValueError with the nearest name otherwise."""
     if name not in SUITE:
         raise ValueError(f"no oracle set is called {name!r}{did_you_mean(name, SUITE)} (known: {', '.join(SUITE)})")
     return SUITE[name]

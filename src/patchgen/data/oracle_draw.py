@@ -104,11 +104,6 @@ def _crosses(u: Field, v: Field, period: int) -> Field:
     return ((abs(x) <= thick) & (abs(y) <= arm)) | ((abs(y) <= thick) & (abs(x) <= arm))
 
 
-def _diamonds(u: Field, v: Field, period: int) -> Field:
-    wide = period + 3
-    return ((u + v) % wide < 2) | ((u - v) % wide < 2)
-
-
 MOTIFS: dict[str, Callable[[Field, Field, int], Field]] = {
     "bars": lambda u, v, period: v % period < period // 2,
     "rings": _rings,
@@ -117,7 +112,7 @@ MOTIFS: dict[str, Callable[[Field, Field, int], Field]] = {
     "pillars": lambda u, v, period: u % period < period // 2,
     "dots": _dots,
     "zigzag": lambda u, v, period: (v + abs(u % (2 * period) - period)) % period < period // 2,
-    "diamonds": _diamonds,
+    "diamonds": lambda u, v, period: np.minimum((u + v) % (period + 3), (u - v) % (period + 3)) < 2,
     "slopes": lambda u, v, period: (u + v) % period < period // 2,
     "net": lambda u, v, period: (u % period < 1) | (v % period < 1),
 }
@@ -188,13 +183,11 @@ def _triangle(values: Field, period: int) -> Field:
 
 
 def _dunes(dice: Dice, size: int) -> Field:
-    y = np.arange(size)[:, None]
-    return _triangle(4 * y + soft_noise(dice, size, size // 3, size // 2), 4 * size // 3)
+    return _triangle(4 * np.arange(size)[:, None] + soft_noise(dice, size, size // 3, size // 2), 4 * size // 3)
 
 
 def _sky(dice: Dice, size: int) -> Field:
-    y = np.arange(size)[:, None]
-    return (y * 255 // size + soft_noise(dice, size, size // 6, size // 3)) // 2
+    return (np.arange(size)[:, None] * 255 // size + soft_noise(dice, size, size // 6, size // 3)) // 2
 
 
 def _wood(dice: Dice, size: int) -> Field:

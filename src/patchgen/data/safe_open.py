@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,7 +19,6 @@ from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.common.files import regular
 from patchgen.data.listing import FORMATS
 
 MISSING = {  # brand in the first bytes of a file -> how to install its decoder
@@ -43,10 +43,8 @@ class RefusedImage(ValueError):
 @contextmanager
 def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """`Image.open` of a plain file within our limits, else ValueError: how all untrusted files are opened."""
-    if isinstance(path, (str, os.PathLike)) and os.path.exists(path):
-        if not regular(path):
-            raise RefusedImage("it is a folder, pipe or device, and an image is a file: remove it")
-        check_length(os.path.getsize(path))
+    if isinstance(path, (str, os.PathLike)):
+        check_file(path)
     with open_header(path) as image:
         _check_limits(image)
         yield image
@@ -81,10 +79,14 @@ def readable_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def check_length(length: int) -> None:
-    """RefusedImage for a file with too many bytes, most of which may be a hole on disk."""
-    if length > MOST_FILE:
-        raise RefusedImage(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
+def check_file(path: str | Path) -> os.stat_result:
+    """RefusedImage for a folder, pipe or device, and for too many bytes, most of which may be a hole on disk."""
+    about = os.stat(path)
+    if not stat.S_ISREG(about.st_mode):
+        raise RefusedImage("it is a folder, pipe or device, and an image is a file: remove it")
+    if (size := about.st_size) > MOST_FILE:
+        raise RefusedImage(f"a file of {size:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
+    return about
 
 
 def _too_large(pixels: str) -> str:

@@ -28,8 +28,8 @@ class Splits:
 
 
 def domainbed_seed(*parts: int) -> int:
-    """DomainBed's seed of a tuple of integers: md5 of the tuple's text, modulo 2^31."""
-    text = str(tuple(int(part) for part in parts))
+    """DomainBed's seed: md5 of the tuple's text, modulo 2^31."""
+    text = str(tuple(map(int, parts)))
     return int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
 
 
@@ -43,10 +43,9 @@ def domainbed_split(n: int, trial_seed: int, env: int, holdout: float = 0.2) -> 
 
 
 def _by_domainbed(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
-    """Held-out rows of one domain; one image where DomainBed would hold out none (n * holdout < 1)."""
     rows = table.rows_of(table.domains[env])
     out, rest = domainbed_split(len(rows), seed, env, holdout)
-    return rows[out if len(out) else rest[:1]]
+    return rows[out if len(out) else rest[:1]]  # DomainBed would hold out none where n * holdout < 1
 
 
 def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:

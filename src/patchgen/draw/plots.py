@@ -38,14 +38,12 @@ class Drawn:
         from matplotlib import rc_context
 
         buffer = io.StringIO()
-        fix_layout(self.figure)
         with rc_context({"svg.hashsalt": self.name + self.description}):
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
 
     def save(self, folder: Path) -> None:
         """`name.png`, `name.svg` and `name.csv`."""
-        fix_layout(self.figure)
         with replacing(folder / f"{self.name}.png") as temporary:
             self.figure.savefig(temporary, format="png", dpi=DPI)
         write_text(folder / f"{self.name}.svg", self.svg)
@@ -58,15 +56,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
-def fix_layout(figure: Figure) -> None:
-    """Lay a figure out once, not again for every file that it is written to."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
 
 
 def plain(axes: Axes) -> None:

@@ -25,6 +25,7 @@ HEADER = 92
 LINE = 19  # height of a line of text below a tile
 INK, GREY, BLANK = (28, 32, 36), (75, 85, 96), (255, 255, 255)
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+_font = cache(ImageFont.load_default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +83,6 @@ def fit_text(text: str, font: Font, width: float) -> str:
         return line
     ends = range(1, len(line) + 1)  # possible starts of the part that is kept
     return "…" + line[1 + bisect_left(ends, True, key=lambda start: font.getlength("…" + line[start:]) <= width) :]
-
-
-@cache
-def _font(size: int) -> Font:
-    return ImageFont.load_default(size)
 
 
 def _header(sheet: Image.Image, title: str, subtitle: str, with_masks: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
+from patchgen.data.benchmarks import BENCHMARKS, Benchmark
 from patchgen.data.splits import Splits, write_splits
 from patchgen.data.table import Table, fingerprint
 from patchgen.tasks.metrics import per_class_accuracy, scores
@@ -82,7 +82,9 @@ class Fold:
     @property
     def uncovered(self) -> list[str]:
         """Classes of the unseen domain that no source has: they cannot be learned, and are reported separately."""
-        return uncovered_classes(self.table, self.unseen) if self.test else []
+        counts = self.table.counts()
+        sources = {c for domain, row in counts.items() if domain != self.unseen for c, n in row.items() if n}
+        return [c for c, n in counts[self.unseen].items() if n and c not in sources] if self.test else []
 
     @property
     def notes(self) -> tuple[str, ...]:
