@@ -68,7 +68,7 @@ class Composition(oracle.ImageSet):
     spec: ComposeSpec
 
     def __init__(self, spec: ComposeSpec, root: Path, photographs: Sequence[Mapping[str, str]]) -> None:
-        """photographs: for each class {sha256: path relative to root}, `per_class` for every domain in turn."""
+        # photographs: for each class {sha256: path relative to root}, `per_class` for every domain in turn
         super().__init__(spec)
         self.root, self._hashes = root, [list(of_class) for of_class in photographs]
         paths = [list(of_class.values()) for of_class in photographs]
@@ -111,16 +111,7 @@ def compose(
     correlation: Sequence[float] = CORRELATION, per_class: int = 60, object_size: int = 48, image_size: int = 112,
     seed: int = 1,
 ) -> Composition:  # fmt: skip
-    """A benchmark made from the photographs in a folder; ValueError with the fix if something is wrong.
-
-    Args:
-        data: folder `class/image`, `domain/class/image`, or the official `CUB_200_2011`.
-        domain: the domain whose photographs are used, if there are several.
-        classes: names, or `name=pattern|pattern` to merge folders; otherwise the first `num_classes`.
-        correlation: share of images on the class's own background in amber, dusk and jade.
-        per_class: images per domain and class; a class needs four times as many photographs.
-        object_size: longer side of the object in an image of `image_size` pixels a side.
-    """
+    """A benchmark made from the photographs in a folder; the arguments are those of `patchgen oracle compose`."""
     root = Path(os.path.abspath(os.path.expanduser(data)))
     if len(correlation) != len(DOMAINS) - 1 or not all(0 <= share <= 1 for share in correlation):
         raise ValueError(f"--correlation must be three shares in [0,1], of amber, dusk and jade, got {[*correlation]}")

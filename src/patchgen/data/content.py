@@ -21,10 +21,7 @@ THREADS = 4  # files read in parallel
 
 
 def digests(table: Table) -> np.ndarray:
-    """A digest (N,) of each row's file, 64 bits of BLAKE2.
-
-    A file is read once, until its size, time or inode changes: digests are stored in the cache folder.
-    """
+    """64 bits of BLAKE2 (N,) of each row's file, stored in the cache folder until its size, time or inode changes."""
     files = {_key(file): file for file in (os.path.join(table.root, path) for path in table.paths)}
     store = cache_dir() / "content" / f"{_hash(os.fsencode(os.path.abspath(table.root))):016x}.npy"
     try:
@@ -42,7 +39,6 @@ def digests(table: Table) -> np.ndarray:
 
 
 def _key(file: str) -> int:
-    """The cache key of a digest: a different size, time or inode means that the file may have changed."""
     try:
         about = check_file(file)
     except ValueError as error:

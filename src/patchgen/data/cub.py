@@ -1,11 +1,4 @@
-"""CUB-200-2011 as published: four lists joined on the image id.
-
-    cub = read_cub("CUB_200_2011")
-    cub.table                                  # all rows, in the order of img_id; class id 1 is label 0
-    cub.train, cub.test                        # rows of the official parts: 5,994 and 5,794
-
-Copies with fewer images are common; they are accepted, and the notes say what is missing.
-"""
+"""CUB-200-2011 as published: four lists joined on the image id. Copies with fewer images are common, and accepted."""
 
 from __future__ import annotations
 
@@ -24,10 +17,8 @@ OFFICIAL_IMAGES = {"train": 5_994, "test": 5_794}
 
 @dataclass(frozen=True, eq=False)
 class Cub:
-    """The images that exist, and the rows of the official parts."""
-
-    table: Table
-    train: np.ndarray  # rows, ascending
+    table: Table  # of the images that exist, in the order of img_id; class id 1 is label 0
+    train: np.ndarray  # rows of the official part, ascending
     test: np.ndarray
     notes: tuple[str, ...]  # missing parts of the official data
 
@@ -75,7 +66,6 @@ def read_cub(root: str | Path) -> Cub:
 
 
 def _read_list(path: Path) -> dict[int, str]:
-    """The lines `id value` of a list, each id once."""
     values: dict[int, str] = {}
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -96,7 +86,6 @@ def _read_list(path: Path) -> dict[int, str]:
 def _check_column(
     path: Path, images: Mapping[int, str], column: Mapping[int, str], allowed: set[str], rule: str
 ) -> None:
-    """Every image needs one of the allowed values."""
     if lost := [i for i in images if i not in column]:
         raise ValueError(
             f"'{path}' says nothing of {len(lost):,} of the {len(images):,} images in images.txt, first id {lost[0]}; "

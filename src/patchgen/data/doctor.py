@@ -274,8 +274,8 @@ def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Chec
          "training."),
         ("within a domain", within, "Remove the copies, or give them one group and train with --split group."),
     ):  # fmt: skip
-        text = texts and f"{len(texts):,} pictures: {_first(texts)}"
-        yield finding(f"duplicates, {kind}", text, fix, status="fail" if texts is labels else "warn")
+        problem = texts and f"{len(texts):,} pictures: {_first(texts)}"
+        yield finding(f"duplicates, {kind}", problem, fix, status="fail" if texts is labels else "warn")
 
 
 def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
@@ -293,8 +293,8 @@ def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
     text, uneven = f"median (least-most): {', '.join(texts)}", max(short.values()) >= 2 * min(short.values())
     fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut."
     yield finding("image sizes", uneven and text, fix, text)
-    sizes = [(path, fact.size) for path, fact in zip(table.paths, facts, strict=True) if fact.size]
-    if tiny := [f"{path} ({w}x{h})" for path, (w, h) in sizes if min(w, h) < TINY_SIDE]:
+    sides = [(path, *fact.size) for path, fact in zip(table.paths, facts, strict=True) if fact.size]
+    if tiny := [f"{path} ({w}x{h})" for path, w, h in sides if min(w, h) < TINY_SIDE]:
         detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {_first(tiny)}"
         fix = "Replace or remove them: enlarged to the working size they are only blur."
         yield Check("tiny images", "warn", detail, fix)

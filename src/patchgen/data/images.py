@@ -1,7 +1,6 @@
 """Decode images once: any file Pillow reads -> RGB uint8 of one size, in a cache shared between processes.
 
-    store = ImageStore(files, size=224, cache=Path("~/.cache/patchgen").expanduser())
-    pixels = store.load([3, 1, 4])                      # (3,3,224,224) uint8
+    pixels = ImageStore(files, 224, cache).load([3, 1, 4])                    # (3,3,224,224) uint8
     wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
 The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
@@ -134,10 +133,7 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
 class ImageStore:
     """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs.
 
-    Args:
-        size: Side of the square images; with `keep_aspect` the shorter side.
-        threads: Images decoded at the same time; by default as many as this process has cores.
-        interpolation: How square images are resized; images that keep their aspect are always resized bicubically.
+    `size` is the side of the square images; with `keep_aspect` the shorter side, and resizing is always bicubic.
     """
 
     stain: Callable[[np.ndarray], np.ndarray] | None = None  # applied to images (H,W,3) as they are loaded, not cached

@@ -64,13 +64,9 @@ def list_files(folder: Path) -> Files:
 def _walk(
     folder: Path, parent: str, above: tuple[str, ...], visited: set[str] | None
 ) -> Iterator[tuple[str, str, bool]]:
-    """(parent, name, reached through a link) of the visible files below a folder.
-
-    Args:
-        above: real paths of the parent folders.
-        visited: inside a link, real paths of the folders visited there; otherwise None.
-    """
-    behind: set[str] = set() if visited is None else visited  # links to links could double the work at each level
+    """(parent, name, reached through a link) of the visible files below a folder; `above`: its real parents."""
+    # inside a link, the real folders visited there: links to links could double the work at each level
+    behind: set[str] = set() if visited is None else visited
     with os.scandir(folder / parent) as entries:
         visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
     for entry in visible:

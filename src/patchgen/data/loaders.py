@@ -67,8 +67,8 @@ class DomainBatches:
         if images:
             coming = self._coming.pop((step, part, parts), None)
             image = coming.result() if coming is not None else self._read(step, part, parts)
-        columns = (self.label[rows[mine]], domain[mine], rows[mine])
-        return Batch(image, *map(torch.from_numpy, columns), draw, num_domains=len(self.rows))
+        label, domain_ids, index = map(torch.from_numpy, (self.label[rows[mine]], domain[mine], rows[mine]))
+        return Batch(image, label, domain_ids, index, draw, num_domains=len(self.rows))
 
     def expect(self, step: int, part: int = 0, parts: int = 1) -> None:
         """Prefetch the pixels of a later batch in the background."""

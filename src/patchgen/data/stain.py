@@ -1,15 +1,14 @@
 """Stained tissue: augmentation of a whole batch on its device, and normalisation of tiles to one reference.
 
-Tissue has no orientation, so an image is put into one of the eight orientations of a square: an exact rearrangement of
-pixels, without resampling, because the size of nuclei is informative. Labs differ in stain: light is absorbed
-exponentially, so in optical density (the negative logarithm) stains add up, and "scale each stain by a, shift it by b"
-(Tellez et al. 2018, "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9))
-is one affine map of an image's densities. The stain colours are those of Ruifrok and Johnston (2001).
+Tissue has no orientation, so an image is put into one of the eight orientations of a square, without resampling,
+because the size of nuclei is informative. Light is absorbed exponentially, so in optical density (the negative
+logarithm) stains add up, and "scale each stain by a, shift it by b" (Tellez et al. 2018, "Whole-slide mitosis detection
+in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9)) is one affine map of an image's densities. The stain
+colours are those of Ruifrok and Johnston (2001).
 
 Normalisation is that of Macenko et al., "A method for normalizing histology slides for quantitative analysis" (ISBI
-2009), as torchstain computes it (extra `stain`): a tile's two stains are the extreme directions of its optical
-densities; its densities are expressed in them and recombined with the reference's stains, at the reference's strength
-(99th percentile). The reference is the median over training tiles, so that it does not depend on a single tile.
+2009), as torchstain computes it: a tile's two stains are the extreme directions of its optical densities, which are
+recombined with the stains and strengths (99th percentile) of the reference, the median over training tiles.
 """
 
 from __future__ import annotations

@@ -230,8 +230,10 @@ def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) 
 
 
 def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
-    if entry is None or (known := entry.class_of(name)) is not None:
-        return name if entry is None else known
+    if entry is None:
+        return name
+    if (known := entry.class_of(name)) is not None:
+        return known
     classes = entry.classes or ()
     raise ValueError(
         f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "

@@ -116,7 +116,6 @@ def original(path: Path) -> np.ndarray:
 
 
 def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
-    """(width, height) whose longer side is `longest`."""
     scale = longest / max(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
 

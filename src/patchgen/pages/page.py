@@ -34,8 +34,6 @@ THEME = {
 
 
 class Cell(NamedTuple):
-    """A table cell that is more than its text."""
-
     text: object
     kind: str = ""  # classes of the style sheet, such as `best`, `paper`, `right`, `wrong`
     title: str = ""  # shown on hover
@@ -43,11 +41,9 @@ class Cell(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image with the lines of text below it; a line is a list of `Cell`s."""
-
     source: str  # a data address, or the path of a file beside the page
     alt: str
-    lines: Sequence[Sequence[Cell]]
+    lines: Sequence[Sequence[Cell]]  # below the image
 
 
 def render(template: str, **values: Any) -> str:
