@@ -141,7 +141,8 @@ def circle(points: int, step: int = 1) -> list[list[float]]:
 def test_forged_polygons_are_one_sentence(
     content: Any, message: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(annotations, "SECONDS", 4.0)
+    if message == "needs too much time or memory":
+        monkeypatch.setattr(annotations, "SECONDS", 4.0)
     with pytest.raises(ValueError, match=message):
         summarise(written(file, content))
 

@@ -123,30 +123,6 @@ def test_the_same_command_cuts_only_what_is_missing(tiles: Path, cohort: Path, t
     assert all(p.stat().st_mtime_ns == then for p, then in times.items())
 
 
-def test_a_kill_in_a_slide_leaves_no_part_of_it(
-    cohort: Path, tmp_path: Path, tiles: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from patchgen.slides.slide import Slide
-
-    read, count = Slide.read, Counter[str]()
-
-    def stops(slide: Slide, *arguments: Any) -> np.ndarray:
-        count[slide.path.stem] += 1
-        if slide.path.stem == "a2" and count["a2"] > 20:
-            raise KeyboardInterrupt
-        return read(slide, *arguments)
-
-    words = (cohort / "slides" / "site_a", "--annotations", cohort / "annotations" / "a1.geojson",
-             cohort / "annotations" / "a2.geojson", "--out", tmp_path, "--tile", TILE)  # fmt: skip
-    monkeypatch.setattr(Slide, "read", stops)
-    assert run(*words) == 130
-    assert not (tmp_path / "manifest.csv").exists()
-    assert [p.name for p in (tmp_path / "images" / "site_a").iterdir() if not p.name.startswith(".")] == ["a1"]
-    monkeypatch.setattr(Slide, "read", read)
-    assert run(*words) == 0
-    assert files_below(tmp_path / "images" / "site_a") == files_below(tiles / "images" / "site_a")
-
-
 def test_other_settings_are_not_mixed_in(tiles: Path, cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (cohort / "slides", "--annotations", cohort / "annotations", "--out", tiles, "--tile", TILE)
     before = files_below(tiles)

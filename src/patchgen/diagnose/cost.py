@@ -142,12 +142,7 @@ def device() -> torch.device:
 def count_step(
     source: str = "dinov2-small", *, image_size: int = 224, batch: int = 8, measured: Sequence[str] = MEASURED
 ) -> dict[str, Any]:
-    """Compare training steps of the measured methods, which tune what LP+LN tunes, with one of LP+LN.
-
-    Args:
-        source: As for `load_architecture`; random weights cost the same as trained ones.
-        batch: Images per step.
-    """
+    """Compare training steps of the measured methods, which tune what LP+LN tunes, with one of LP+LN."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
     backbone = load_architecture(source, image_size)
@@ -194,13 +189,10 @@ class StepCost:
 
 
 def step_cost(config: Config, compute: bool = False) -> StepCost:
-    """Memory and arithmetic of a step with these settings.
+    """Memory and arithmetic of a step; ValueError if it depends on values, so that it must be computed.
 
     Args:
         compute: Make the steps on the CPU, with random images, instead of only following their shapes.
-
-    Raises:
-        ValueError: the steps of this method depend on values, so they must be computed.
     """
     half = config.precision == "bf16-mixed" or (config.precision == "auto" and computes_bf16(config.accelerator))
     with nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True):
@@ -243,12 +235,9 @@ def step_peak(rival: Rival, batch: Batch) -> int:
 
 
 class PeakMemory(TorchDispatchMode):
-    """Follows the storages that operations allocate: `alive` and `peak` in bytes, on any device.
+    """Follows the storages that operations allocate, but for those of `existing` tensors: `alive` and `peak` in bytes.
 
     Scratch space inside a single kernel is not seen; fused attention needs a block of rows there, never P x P.
-
-    Args:
-        existing: tensors that are not counted, nor are views of them.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -301,10 +290,6 @@ def at_once(config: Config, images: int) -> int:
     return min(images, config.images_at_once(images) or images)
 
 
-def card_bytes() -> int | None:
-    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
-
-
 def cost_lines(cost: dict[str, Any]) -> list[str]:
     """The costs in words, with a warning if the card is smaller than a step."""
     images, steps = cost["images_per_step"], cost["steps"]
@@ -316,11 +301,15 @@ def cost_lines(cost: dict[str, Any]) -> list[str]:
         f"{cost['gflops_per_image'] * images * steps / 1e6:.3g} PFLOPs in all steps",
         f"memory: {cost['bytes'] / 1e9:.2f} GB for a step with precision {cost['precision']}, "
         f"{cost['bytes_per_image'] / 1e6:.1f} MB per image",
-        *card_warning(cost["bytes"], cost["card_bytes"]),
+        *_card_warning(cost["bytes"], cost["card_bytes"]),
     ]
 
 
-def card_warning(needed: float, card: int | None) -> list[str]:
+def card_bytes() -> int | None:
+    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+
+
+def _card_warning(needed: float, card: int | None) -> list[str]:
     if card is None or card >= needed:
         return []
     return [
@@ -333,10 +322,8 @@ def largest_step(steps: Iterable[tuple[str, Config, int]]) -> list[str]:
     """The step that needs most memory, in words.
 
     Runs that differ neither in `DECIDING` nor in their images are counted once, and of each backbone only the largest
-    batch: methods differ less. Methods whose steps depend on values are left out.
-
-    Args:
-        steps: The name of a run, its settings, and the images of a step.
+    batch: methods differ less. Methods whose steps depend on values are left out. A step is the name of a run, its
+    settings, and its images.
     """
     kinds: dict[tuple[str, ...], tuple[int, str, Config]] = {}  # settings -> their largest batch
     for name, config, total in steps:
@@ -355,5 +342,5 @@ def largest_step(steps: Iterable[tuple[str, Config, int]]) -> list[str]:
     return [
         f"largest step: {needed / 1e9:.1f} GB and {cost.flops * images / 1e12:.1f} TFLOPs for {images} images at once "
         f"({cost.per_image / 1e6:.0f} MB per image): {name}",
-        *card_warning(needed, card_bytes()),
+        *_card_warning(needed, card_bytes()),
     ]

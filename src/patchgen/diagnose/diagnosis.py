@@ -75,15 +75,11 @@ class Diagnosis(NamedTuple):
 
 
 def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None, **device: Any) -> Opened:
-    """Open the runs and choose images and rankings.
+    """Open the run to diagnose and those to compare it with, and choose images and rankings.
 
     Args:
-        runs: The run to diagnose, then those to compare it with.
         data: Current path of the data, if it has changed.
         device: `accelerator` and `precision` of the predictors.
-
-    Raises:
-        ValueError: runs that are not finished, do not belong together, or do not support the options.
     """
     options = options or Options()
     subjects = open_subjects(runs, data, options.checkpoint, **device)

@@ -56,13 +56,7 @@ def measure(
     share: np.ndarray,
     tick: Callable[[int], None],
 ) -> Iterator[Record]:
-    """One record per image.
-
-    Args:
-        rows: (N,) of the table.
-        share: (N,) share of patches that a ranking without its own threshold selects.
-        tick: Called with the number of images that are done.
-    """
+    """One record per image; `share` (N,) of its patches is what a ranking without its own threshold selects."""
     partner = faith.partners(len(rows), options.seed)
     for start in range(0, len(rows), CHUNK):
         part = slice(start, start + CHUNK)
@@ -207,11 +201,11 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Record:
 def summarise(records: Sequence[Record], patches: int) -> Record:
     """The summary of one run for the page, the figures and the claims."""
     first = records[0]
-    mask = None
+    mask: Record | None = None
     if "mask" in first:
         full, empty = (sum(r["selected"] == share for r in records) for share in (1, 0))
-        mask = {name: mean_and_error(r["mask"][name] for r in records) for name in first["mask"]}
-        mask |= {"full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
+        mask = {"full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
+        mask |= {name: mean_and_error(r["mask"][name] for r in records) for name in first["mask"]}
     auroc = {name: mean_and_error(r["auroc"][name] for r in records) for name in first.get("auroc", {})}
     return {
         "images": len(records),

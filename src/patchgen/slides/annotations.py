@@ -41,11 +41,7 @@ Shapes = dict[str, list["BaseGeometry"]]  # by class
 
 
 def summarise(path: str | Path) -> tuple[dict[str, int], Counter[str]]:
-    """The number of areas of each class, and how many features are ignored for which reason.
-
-    Raises:
-        ValueError: not GeoJSON, an invalid polygon, too much for the limits, or no labelled area.
-    """
+    """The number of areas of each class, and how many features are ignored for which reason."""
     answer, _ = _ask(path, {}, SECONDS)
     return answer["classes"], Counter(answer["ignored"])
 
@@ -53,10 +49,9 @@ def summarise(path: str | Path) -> tuple[dict[str, int], Counter[str]]:
 def shares(
     boxes: Sequence[Box], path: str | Path, *, ignore: Collection[str] = (), origin: tuple[float, float] = (0, 0)
 ) -> list[Share]:
-    """How much of each box the classes cover; classes may overlap, so that their shares may sum to more than 1.
+    """How much of each box the classes cover, but for those to `ignore`; overlapping ones may sum to more than 1.
 
     Args:
-        ignore: Classes that count as nothing.
         origin: The level-0 pixel at which the coordinates of the shapes start.
     """
     request = {"boxes": boxes, "ignore": sorted(ignore), "origin": origin}
@@ -68,7 +63,6 @@ def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, floa
     """All areas of a file, with or without a class, as a picture (height, width) bool.
 
     Args:
-        size: (width, height) of the picture.
         scale: Level-0 pixels per pixel of the picture, in x and y.
     """
     _, data = _ask(path, {"size": size, "scale": scale}, SECONDS)
@@ -106,11 +100,7 @@ def _answer(request: dict[str, Any], _: bytes) -> Message:
 
 
 def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Counter[str]]:
-    """The shapes of a file, and how many features are ignored for which reason.
-
-    Args:
-        any_class: Take areas without a class too.
-    """
+    """The shapes of a file, with `any_class` also those without one, and the ignored features by the reason."""
     from shapely.errors import ShapelyError
 
     shapes: Shapes = {}

@@ -53,8 +53,7 @@ def cut_slide(
 ) -> None:
     """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label.
 
-    Args:
-        folder: The claim's folder; not used, because cutting a slide takes only minutes.
+    The claim's folder is not used, because cutting a slide takes only minutes.
     """
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:

@@ -50,7 +50,7 @@ class Plan:
 
 
 def find_slides(words: Sequence[str]) -> list[Path]:
-    """Files as they are, and the slides below folders, each once."""
+    """Slide files as they are, and those below folders, each once."""
     slides = _files(words, ENDINGS, f"hold no slide ({' '.join(ENDINGS)})")
     if not slides:
         raise ValueError("no slide given; name slide files or folders of slides")
@@ -58,7 +58,6 @@ def find_slides(words: Sequence[str]) -> list[Path]:
 
 
 def find_annotations(words: Sequence[str]) -> list[Path]:
-    """The same for annotations, which must exist."""
     files = _files(words, GEOJSON, "hold no .geojson file for --annotations")
     if missing := [file for file in files if not file.is_file()]:
         fix = "QuPath writes one with File > Export objects"
@@ -78,7 +77,6 @@ def _files(words: Sequence[str], endings: tuple[str, ...], rule: str) -> list[Pa
 
 
 def read_labels(path: str | Path) -> Rows:
-    """The rows of --labels."""
     return _read_rows(path, "--labels", ("label", "domain", *GROUP))
 
 
@@ -119,11 +117,9 @@ def make_plan(
     ignore: Sequence[str] = (),
     outside: str | None = None,
 ) -> Plan:
-    """Plan which slides to cut.
+    """Plan which slides to cut, to tiles of the allowed `classes` (all by default), but not of those to `ignore`.
 
     Args:
-        classes: The allowed classes; all by default.
-        ignore: Annotation classes to ignore.
         outside: The label of tissue outside all annotations.
     """
     annotation_of = _match(slides, annotations)

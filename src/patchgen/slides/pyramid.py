@@ -28,14 +28,7 @@ Entry = tuple[str, Sequence[int] | bytes]  # kind, values
 def write_pyramid(
     path: str | Path, image: np.ndarray, mpp: tuple[float, float] | None = None, description: str = ""
 ) -> None:
-    """Write `image` (H,W,3) uint8 and its halvings down to one tile, under a temporary name first.
-
-    Args:
-        mpp: Microns per pixel in x and y of the full image; not recorded by default.
-        description: Plain text that viewers show as the image's description.
-    """
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        raise ValueError(f"a pyramid needs pixels (H,W,3) of uint8, got {image.dtype} {image.shape}")
+    """Write `image` (H,W,3) uint8 and its halvings down to one tile, with microns per pixel in x and y if known."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(struct.pack("<2sHL", b"II", 42, 0))
         link = 4  # position of the offset of the next directory

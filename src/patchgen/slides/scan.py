@@ -25,6 +25,7 @@ from patchgen.slides.slide import Slide, TileGrid
 from patchgen.slides.tissue import Window
 
 COLUMNS = ("column", "row", "x", "y", "width", "height", "tissue", "label", "confidence", "mask", "unlike_training")
+Tick = Callable[[int], None] | None
 
 
 def scan(
@@ -34,7 +35,7 @@ def scan(
     windows: Sequence[Window],
     file: Path,
     batch: int = 64,
-    tick: Callable[[int], None] | None = None,
+    tick: Tick = None,
 ) -> None:
     """Predict the tiles missing from `file`, and append them batch by batch."""
     header = _csv([[*COLUMNS, *(f"p_{name}" for name in predictor.classes)]])
@@ -48,12 +49,7 @@ def scan(
 
 
 def read_batches(
-    slide: Slide,
-    grid: TileGrid,
-    windows: Sequence[Window],
-    predictor: Predictor,
-    batch: int,
-    tick: Callable[[int], None] | None = None,
+    slide: Slide, grid: TileGrid, windows: Sequence[Window], predictor: Predictor, batch: int, tick: Tick = None
 ) -> Iterator[tuple[Sequence[Window], list[np.ndarray]]]:
     """Batches of tiles as the model reads them, (S, S, 3) uint8; the next batch is read while one is used."""
     size = predictor.config.image_size

@@ -57,12 +57,7 @@ def tissue_facts(slide: Path, method: str, mask: str | None) -> dict[str, str]:
 
 
 def find_tissue(slide: Slide, grid: TileGrid, method: str, mask: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The thumbnail (H, W, 3) uint8 of the grid, and (H, W) bool where it shows tissue.
-
-    Args:
-        method: A name in TISSUE.
-        mask: The user's mask, or a folder of masks named like the slides; replaces the method.
-    """
+    """The thumbnail (H, W, 3) uint8 of the grid, and (H, W) bool where it shows tissue; a mask replaces the method."""
     file = _mask_of(slide.path, mask)
     small = thumbnail(slide, grid)
     if file is not None:
@@ -121,11 +116,7 @@ def otsu(values: np.ndarray) -> int:
 
 
 def tissue_mask(picture: np.ndarray, small: float) -> np.ndarray:
-    """(H, W) bool of a small picture (H, W, 3) uint8.
-
-    Args:
-        small: Specks of tissue and holes in it with fewer pixels than this are removed.
-    """
+    """(H, W) bool of a picture (H, W, 3) uint8, without specks of tissue and holes in it of under `small` pixels."""
     from scipy.ndimage import label, median_filter
 
     def without_small(mask: np.ndarray) -> np.ndarray:
@@ -155,10 +146,9 @@ class Window:
 
 
 def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float = 0.0) -> list[Window]:
-    """Tiles whose share of tissue is at least `least`, and never without any, row by row.
+    """Tiles whose share of tissue in the mask of the grid is at least `least`, and never without any, row by row.
 
     Args:
-        mask: (rows * cell, columns * cell) bool of the whole grid.
         overlap: Of neighbouring tiles, as a share of their side.
     """
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
@@ -182,8 +172,7 @@ def find_tiles(
 ) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
     """The grid of a slide, its thumbnail, where that shows tissue, and the tiles with enough of it.
 
-    Raises:
-        UnreadableSlide: there are none.
+    UnreadableSlide if there are none.
     """
     grid = make_grid(slide, mpp, tile)
     small, inside = find_tissue(slide, grid, tissue, mask)

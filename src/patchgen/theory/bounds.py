@@ -84,10 +84,7 @@ def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: i
 
 
 def rademacher(phi: np.ndarray, seed: int) -> tuple[float, float]:
-    """Empirical Rademacher complexity of {x -> <v, phi(x)> : |v| <= 1}, and the standard error of its estimate.
-
-    The supremum is exact: |sum_i sigma_i phi_i| / n; the mean is taken over DRAWS draws of the signs.
-    """
+    """Empirical complexity of {x -> <v, phi(x)> : |v| <= 1}, the mean of |sum_i sigma_i phi_i| / n, and its error."""
     signs = np.random.default_rng([seed, 11]).choice([-1.0, 1.0], (DRAWS, len(phi)))
     values = np.linalg.norm(signs @ phi, axis=1) / len(phi)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(DRAWS))

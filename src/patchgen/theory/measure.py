@@ -41,16 +41,15 @@ class Selection:
         return float(np.linalg.norm(self.learned - self.oracle, axis=1).max())
 
 
-def identity(phi: np.ndarray) -> np.ndarray:
-    return phi
-
-
 def pooled(phi: np.ndarray) -> np.ndarray:
     """The sum over the patches over sqrt(P), a non-expansive map that ignores positions."""
     return phi.reshape(len(phi), PATCHES, -1).sum(1) / PATCHES**0.5
 
 
-def select(name: str, test: Patches, mask: np.ndarray, G: Map = identity) -> Selection:
+G_MAPS: dict[str, Map] = {"identity": lambda phi: phi, "pooled": pooled}
+
+
+def select(name: str, test: Patches, mask: np.ndarray, G: Map = G_MAPS["identity"]) -> Selection:
     return Selection(name, mask.astype(float), G(masked(test.z, mask)), G(masked(test.z, test.truth)))
 
 
@@ -123,8 +122,8 @@ def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[Bound
         del masks["shifted"]  # shifting everything changes nothing
     for name, mask in masks.items():
         rows += shift_rows(test, select(name, test, mask), head, BOUND)
-    for G in (identity, pooled):
-        rows += separation_rows(test, select(f"noisy, G = {G.__name__}", test, noisy, G), BOUND)
+    for name, G in G_MAPS.items():
+        rows += separation_rows(test, select(f"noisy, G = {name}", test, noisy, G), BOUND)
     return rows + all_shift_rows(train, test, select("noisy, G = pooled", test, noisy, pooled))
 
 
@@ -163,22 +162,17 @@ def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[Bou
 
     The risk speaks of the known classes, the separation of all; there is no bound on the two together.
     """
-    unknown = int(test.label.max())
-    old, known = train.label != unknown, test.label != unknown
+    old, known = train.label != test.label.max(), test.label != test.label.max()
     head = fit_head(pooled(masked(train.z[old], train.truth[old])), train.label[old])
     part = Selection(chosen.name, chosen.mask[known], chosen.learned[known], chosen.oracle[known])
-    return componentwise(test.only(known), part, test, chosen, head, BOUND)
+    risks = domain_risks(test.only(known), part, head)
+    return componentwise(risks, head.lipschitz * BOUND * PATCHES, test, chosen)
 
 
-def componentwise(
-    known: Patches, of_known: Selection, test: Patches, chosen: Selection, head: Head, bound: float
-) -> list[BoundCheck]:
+def componentwise(risks: dict[str, DomainRisk], scale: float, test: Patches, chosen: Selection) -> list[BoundCheck]:
     """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
-    scale = head.lipschitz * bound * chosen.mask.shape[1]
-    return [
-        bounds.two_domains(domain_risks(known, of_known, head), scale, chosen.name, "Cor. 3.1"),
-        bounds.separation(chosen.learned, chosen.oracle, test.label, chosen.eta, chosen.name, "Cor. 3.1"),
-    ]
+    apart = bounds.separation(chosen.learned, chosen.oracle, test.label, chosen.eta, chosen.name, "Cor. 3.1")
+    return [bounds.two_domains(risks, scale, chosen.name, "Cor. 3.1"), apart]
 
 
 def domain_risks(test: Patches, chosen: Selection, head: Head) -> dict[str, DomainRisk]:
@@ -191,7 +185,6 @@ def domain_risks(test: Patches, chosen: Selection, head: Head) -> dict[str, Doma
 
 
 def fit_head(u: np.ndarray, label: np.ndarray) -> Head:
-    """Plain logistic regression."""
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(max_iter=500).fit(u, label)
@@ -313,12 +306,9 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     [subject] = open_subjects([str(run)], None)
     fold, model = subject.fold, subject.model
     if not model.has_mask:
-        raise ValueError(f"method {config.method!r} has no mask to examine; give a run of patchgen-select")
+        raise ValueError(f"method {config.method!r} has no mask to examine; give a run of patchgen")
     if model.pool != "patchgen":
-        raise ValueError(
-            f"the theory is about z+, an aggregate of patches, and method {config.method!r} reads a class "
-            "token instead; train a run with --method patchgen"
-        )
+        raise ValueError(f"the theory is about z+, and method {config.method!r} has none; give a run of patchgen")
     if subject.truth is None:
         raise ValueError(f"the data of {run}, {fold.table.root}, has no true masks; train on `patchgen oracle` data")
     fresh = dict(fold.validation)
@@ -330,13 +320,14 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     fit_on = at_most(np.concatenate(list(fold.train.values())), images, [config.seed, 15])
     use = np.concatenate([at_most(rows, share, [config.seed, 16, i]) for i, rows in enumerate(fresh.values())])
     (train, _), (test, chosen) = (_read(subject, rows, tick) for rows in (fit_on, use))
-    size, bound = int(subject.truth.sum(1).max()), largest_norm(train, test)
+    truth, bound = subject.truth, largest_norm(train, test)
+    size = int(truth.sum(1).max())
     head = Head(*(p.detach().cpu().double().numpy() for p in (model.head.weight, model.head.bias)))
     rows = [
         *subset_rows(train, test, size, bound, config.seed),
         *shift_rows(test, chosen, head, bound),
         *separation_rows(test, chosen, bound),
-        *componentwise(test, chosen, test, chosen, head, bound),
+        *componentwise(domain_risks(test, chosen, head), head.lipschitz * bound * truth.shape[1], test, chosen),
     ]
     # of G between the learned and the true mask: at most 1 if it is non-expansive
     apart = np.linalg.norm(masked(test.z, chosen.mask) - masked(test.z, test.truth), axis=1)
@@ -357,8 +348,9 @@ def _read(subject: Subject, rows: np.ndarray, tick: Tick) -> tuple[Patches, Sele
         with torch.inference_mode():
             tokens = model.read(subject.normalised(subject.pixels(part)))
             out, u = _context(model, tokens)
-            true = model.classify(tokens, torch.from_numpy(truth[part]).to(tokens)).features
-        outputs.append([value.double().cpu().numpy() for value in (u, out.mask, out.features, true)])
+            given_truth = model.classify(tokens, torch.from_numpy(truth[part]).to(tokens))
+        values = u, out.mask, out.features, given_truth.features
+        outputs.append([value.double().cpu().numpy() for value in values])
         tick(len(part))
     u, mask, learned, true = map(np.concatenate, zip(*outputs, strict=True))
     patches = Patches(u, truth[rows], table.label[rows], table.domain[rows], table.domains)
@@ -371,8 +363,5 @@ def _context(model: Classifier, tokens: Any) -> tuple[Any, Any]:
 
     contexts: list[Any] = []
     assert isinstance(model.select, PatchGen)  # checked by `measure_run`
-    hook = model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u))
-    try:
+    with model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u)):
         return model.classify(tokens), contexts[0]
-    finally:
-        hook.remove()

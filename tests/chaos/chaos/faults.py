@@ -328,7 +328,7 @@ FAULTS: dict[str, tuple[Fault, Callable[[int], int]]] = {  # and how often, of s
 }
 
 
-def one_fault(ground: Path, name: str, damages: int, seed: int, ledger: Ledger) -> None:
+def do_fault(ground: Path, name: str, damages: int, seed: int, ledger: Ledger) -> None:
     """One kind of fault, as often as belongs to so many damaged files in all."""
     fault, often = FAULTS[name]
     line, times = ledger.line("faults", name), often(damages)

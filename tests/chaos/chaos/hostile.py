@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 PRECIOUS = "precious"
 
 
-def _with_seed(**choices: tuple[str, ...]) -> SearchStrategy[dict[str, Any]]:
+def _with_seed(**choices: tuple[Any, ...]) -> SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"seed": SEEDS, **{name: st.sampled_from(values) for name, values in choices.items()}})
 
 
@@ -111,15 +111,11 @@ def _tree(place: Path, drawn: dict[str, Any]) -> str:
              "pattern": ["predict", _model(), "data/**/*.png", "--csv", "found.csv"],
              "train": ["train", "data", *words_of({**RUN, "steps": 1, "swad": False}), "--quiet"]}  # fmt: skip
     said = _judged(drawn, *_command(*words[drawn["command"]]))
-    return said if _untouched(place) else f"{drawn!r:.300}: a file outside was changed"
+    return said if (place / PRECIOUS).read_text() == PRECIOUS else f"{drawn!r:.300}: a file outside was changed"
 
 
 def _model() -> str:
     return str(next(Path("model").iterdir()))
-
-
-def _untouched(place: Path) -> bool:
-    return (place / PRECIOUS).read_text() == PRECIOUS
 
 
 # Run folders
@@ -127,17 +123,11 @@ def _untouched(place: Path) -> bool:
 NONSENSE = (b"", b"[]", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 3000, b"null", b"9" * 5000,
             forged.LAUGHS.encode(), b'{"error": 5}', b"'<img src=x onerror=alert(1)>': 1\n", b"x" * 100_000,
             b"a: !!python/object:os.system x")  # fmt: skip
-run_folders = st.fixed_dictionaries(
-    {
-        "file": st.sampled_from(
-            ("config.yaml", "records.jsonl", "env.json", "splits.csv", "done", "failed.json", "summary.md", ".lock",
-             "checkpoints", "checkpoints/selected.safetensors", "checkpoints/state.safetensors")
-        ),
-        "change": st.sampled_from(("link", "pipe", "damage", "nonsense", "folder", "gone")),
-        "command": st.sampled_from(("runs", "report", "predict", "train", "explain", "diff")),
-        "nonsense": st.sampled_from(NONSENSE),
-        "seed": SEEDS,
-    }
+run_folders = _with_seed(
+    file=("config.yaml", "records.jsonl", "env.json", "splits.csv", "done", "failed.json", "summary.md", ".lock",
+          "checkpoints", "checkpoints/selected.safetensors", "checkpoints/state.safetensors"),
+    change=("link", "pipe", "damage", "nonsense", "folder", "gone"),
+    command=("runs", "report", "predict", "train", "explain", "diff"), nonsense=NONSENSE,
 )  # fmt: skip
 
 
@@ -174,7 +164,7 @@ def _run_folder(place: Path, drawn: dict[str, Any]) -> str:
              "explain": ["explain", str(bad), image, "--out", "maps"], "diff": ["runs", "diff", str(bad), "runs/good"],
              }  # fmt: skip
     code, out, errors = _command(*words[drawn["command"]])
-    if not _untouched(place):
+    if (place / PRECIOUS).read_text() != PRECIOUS:
         return f"{drawn!r:.300}: a file outside was changed"
     if drawn["command"] == "runs" and "good" not in out:
         return f"{drawn!r:.300}: the good run is not listed"

@@ -143,14 +143,14 @@ def shares(kills: int, small: bool = False) -> dict[str, int]:
 def kill_some(ground: Path, name: str, kills: int, seed: int, ledger: Ledger) -> None:
     """So many kills of one scenario."""
     rng, line = random.Random(f"{seed} {name}"), ledger.line("kills", name)
-    _Lives(scenarios(ground)[name], ground / "lives", kills, rng, line).live(ledger)
+    _Lives(scenarios(ground)[name], ground / "lives", rng, line).live(kills, ledger)
 
 
 class _Lives:
-    def __init__(self, scenario: Scenario, ground: Path, kills: int, rng: random.Random, line: Line) -> None:
-        self.scenario, self.ground, self.kills, self.rng, self.line = scenario, ground, kills, rng, line
+    def __init__(self, scenario: Scenario, ground: Path, rng: random.Random, line: Line) -> None:
+        self.scenario, self.ground, self.rng, self.line = scenario, ground, rng, line
 
-    def live(self, ledger: Ledger) -> None:
+    def live(self, kills: int, ledger: Ledger) -> None:
         place = self._fresh()
         whole = run(self.scenario.work(place))
         if whole.code:
@@ -158,9 +158,9 @@ class _Lives:
             return
         self.unbroken, self.seconds, self.hidden = self._result(place), whole.seconds, _hidden(place)
         self.events = count_file_events(self.scenario.work(self._fresh())) if self.scenario.forks else 0
-        while self.line.hit < self.kills and self.line.tried < 3 * self.kills:  # a kill that comes too late is no kill
-            self._life(min(self.kills - self.line.hit, self.rng.randint(1, MOST_KILLS)))
-            ledger.tell(self.line, self.kills)
+        while self.line.hit < kills and self.line.tried < 3 * kills:  # a kill that comes too late is no kill
+            self._life(min(kills - self.line.hit, self.rng.randint(1, MOST_KILLS)))
+            ledger.tell(self.line, kills)
 
     def _life(self, kills: int) -> None:
         place = self._fresh()

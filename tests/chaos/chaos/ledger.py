@@ -1,4 +1,4 @@
-"""What was tried and what went wrong: lines by room, as JSON and as the tables of docs/develop/reliability.md."""
+"""What was tried and what went wrong, as JSON and as the table of docs/develop/reliability.md."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ROOMS = ("kills", "faults", "inputs")
 class Line:
     """One kind of fault or input."""
 
+    room: str
     name: str
     tried: int = 0
     hit: int = 0  # kills that met a living process, inputs that were refused, damages that were noticed
@@ -25,57 +26,56 @@ class Line:
     slowest: float = 0.0  # seconds of one input
     peak: int = 0  # bytes of memory of a process
 
+    def add(self, other: Line) -> None:
+        for name in ("tried", "hit", "wrong", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.slowest, self.peak = max(self.slowest, other.slowest), max(self.peak, other.peak)
+
 
 class Ledger:
     """The lines of one process, kept in a file, with progress on stderr."""
 
     def __init__(self, file: Path, quiet: bool = False) -> None:
-        self.file, self.quiet, self._began = file, quiet, time.monotonic()
-        self.rooms: dict[str, list[Line]] = {room: [] for room in ROOMS}
+        self.file, self.quiet, self.lines, self._began = file, quiet, list[Line](), time.monotonic()
 
     def line(self, room: str, name: str) -> Line:
-        self.rooms[room].append(Line(name))
+        self.lines.append(Line(room, name))
         self._clock, self._told = time.monotonic(), 0
-        return self.rooms[room][-1]
+        return self.lines[-1]
 
     def tell(self, line: Line, total: int) -> None:
         """One line of progress; the file has all until now."""
         line.seconds = time.monotonic() - self._clock
-        self.file.write_text(json.dumps({room: [asdict(one) for one in lines] for room, lines in self.rooms.items()}))
+        self.file.write_text(json.dumps([asdict(line) for line in self.lines]))
         if not self.quiet:
             passed, new = time.monotonic() - self._began, line.wrong[self._told :]
             self._told = len(line.wrong)
             text = f"[{passed:5.0f} s] {line.name}: {line.tried} of {total}, {len(line.wrong)} wrong"
-            print(text, *(f"  WRONG: {one}" for one in new), sep="\n", file=sys.stderr, flush=True)
+            print(text, *(f"  WRONG: {problem}" for problem in new), sep="\n", file=sys.stderr, flush=True)
 
 
-def joined(files: Iterable[Path], order: Sequence[tuple[str, str]]) -> dict[str, list[dict[str, Any]]]:
+def joined(files: Iterable[Path], order: Sequence[tuple[str, str]]) -> list[Line]:
     """The lines of several ledgers, one for each (room, name), in that order."""
-    found: dict[tuple[str, str], Line] = {}
+    sums = {key: Line(*key) for key in order}
     for file in (file for file in files if file.exists()):
-        for room, lines in json.loads(file.read_text()).items():
-            for part in (Line(**line) for line in lines):
-                whole = found.setdefault((room, part.name), Line(part.name))
-                whole.tried, whole.hit = whole.tried + part.tried, whole.hit + part.hit
-                whole.wrong, whole.seconds = whole.wrong + part.wrong, whole.seconds + part.seconds
-                whole.slowest, whole.peak = max(whole.slowest, part.slowest), max(whole.peak, part.peak)
-    there = [key for key in order if key in found]
-    return {room: [asdict(found[key]) for key in there if key[0] == room] for room in ROOMS}
+        for line in (Line(**facts) for facts in json.loads(file.read_text())):
+            sums[line.room, line.name].add(line)
+    return [line for line in sums.values() if line.tried]
 
 
 def page(found: dict[str, Any]) -> str:
     """The Markdown of docs/develop/reliability.md: every line, a sum of each room, and the limits that were seen."""
-    rows = ["| what | tried | met | wrong |", "|---|---:|---:|---:|"]
-    for room, lines in found["rooms"].items():
-        rows += [_row(f"{room}: {line['name']}", [line]) for line in lines]
-        rows += [_row(f"**{room}**", lines)] if lines else []
-    lines = [line for room in found["rooms"].values() for line in room]
-    slowest, peak = (max((line[name] for line in lines), default=0) for name in ("slowest", "peak"))
-    return "\n".join([*rows, "", f"`{found['command']}`: {found['seconds'] / 60:.0f} minutes, the slowest input "
-                      f"{slowest:.1f} s, the most memory of a process {peak / 2**30:.2f} GB."])  # fmt: skip
+    lines, rows = [Line(**line) for line in found["lines"]], ["| what | tried | met | wrong |", "|---|---:|---:|---:|"]
+    for room in ROOMS:
+        of_room, total = [line for line in lines if line.room == room], Line(room, room)
+        for line in of_room:
+            total.add(line)
+        rows += [_row(f"{room}: {line.name}", line) for line in of_room]
+        rows += [_row(f"**{room}**", total)] if of_room else []
+    slowest, peak = (max((getattr(line, name) for line in lines), default=0) for name in ("slowest", "peak"))
+    limits = f"the slowest input {slowest:.1f} s, the most memory of a process {peak / 2**30:.2f} GB."
+    return "\n".join([*rows, "", f"`{found['command']}`: {found['seconds'] / 60:.0f} minutes, {limits}"])
 
 
-def _row(name: str, lines: Sequence[dict[str, Any]]) -> str:
-    counts = (sum(line["tried"] for line in lines), sum(line["hit"] for line in lines),
-              sum(len(line["wrong"]) for line in lines))  # fmt: skip
-    return f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + " |"
+def _row(name: str, line: Line) -> str:
+    return f"| {name} | {line.tried:,} | {line.hit:,} | {len(line.wrong):,} |"

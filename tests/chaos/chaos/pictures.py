@@ -21,8 +21,16 @@ Description = dict[str, Any]
 ENDINGS = (".jpg", ".png", ".tif", ".bmp", ".webp", ".ppm")
 
 
+Write = Callable[[random.Random], bytes]
+
+
 def _noise(rng: random.Random, *shape: int, top: int = 256) -> np.ndarray:
     return np.random.default_rng(rng.getrandbits(32)).integers(0, top, shape)
+
+
+def _image(rng: random.Random, *shape: int) -> Image.Image:
+    shape = shape or (rng.randint(1, 40), rng.randint(1, 40), 3)
+    return Image.fromarray(_noise(rng, *shape).astype(np.uint8))
 
 
 def _saved(image: Image.Image, kind: str, **more: Any) -> bytes:
@@ -31,64 +39,66 @@ def _saved(image: Image.Image, kind: str, **more: Any) -> bytes:
     return target.getvalue()
 
 
-def _rgb(rng: random.Random) -> Image.Image:
-    return Image.fromarray(_noise(rng, rng.randint(1, 40), rng.randint(1, 40), 3).astype(np.uint8))
+def _as(kind: str, mode: str = "RGB", **more: Any) -> Write:
+    return lambda rng: _saved(_image(rng).convert(mode), kind, **more)
 
 
-def _gray16(rng: random.Random) -> Image.Image:
-    return Image.fromarray(_noise(rng, 20, 20, top=rng.choice([300, 4096, 65536])).astype(np.uint16))
+def _gray16(kind: str, mode: str = "I;16") -> Write:
+    def write(rng: random.Random) -> bytes:
+        values = _noise(rng, 20, 20, top=rng.choice([300, 4096, 65536])).astype(np.uint16)
+        return _saved(Image.fromarray(values).convert(mode), kind)
+
+    return write
 
 
 def _exif(rng: random.Random) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = rng.randint(0, 12)  # orientation: 1 to 8 are right
-    return _saved(_rgb(rng), "JPEG", exif=rng.choice([exif.tobytes(), b"Exif\0\0" + rng.randbytes(40)]))
+    return _saved(_image(rng), "JPEG", exif=rng.choice([exif.tobytes(), b"Exif\0\0" + rng.randbytes(40)]))
 
 
-def _animated(rng: random.Random, kind: str) -> bytes:
-    frames = [Image.fromarray(_noise(rng, 16, 16, 3).astype(np.uint8)) for _ in range(3)]
-    return _saved(frames[0], kind, save_all=True, append_images=frames[1:])
+def _animated(kind: str) -> Write:
+    def write(rng: random.Random) -> bytes:
+        first, *others = (_image(rng, 16, 16, 3) for _ in range(3))
+        return _saved(first, kind, save_all=True, append_images=others)
 
-
-def _large(rng: random.Random) -> bytes:
-    """A real bomb below the limit: 49 million pixels in some kilobytes."""
-    return _saved(Image.new("1", (7000, 7000)), "PNG")
+    return write
 
 
 def _text_bomb(rng: random.Random) -> bytes:
     """A PNG whose compressed comment unpacks to 80 MB."""
-    whole = _saved(_rgb(rng), "PNG")
+    whole = _saved(_image(rng), "PNG")
     return whole[:33] + chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(80 << 20))) + whole[33:]
 
 
-BASES: dict[str, Callable[[random.Random], bytes]] = {
-    "rgb.png": lambda rng: _saved(_rgb(rng), "PNG"),
-    "rgb.jpg": lambda rng: _saved(_rgb(rng), "JPEG"),
-    "rgb.tif": lambda rng: _saved(_rgb(rng), "TIFF", compression=rng.choice([None, "tiff_lzw", "jpeg"])),
-    "rgb.bmp": lambda rng: _saved(_rgb(rng), "BMP"),
-    "rgb.webp": lambda rng: _saved(_rgb(rng), "WEBP", lossless=rng.random() < 0.5),
-    "rgb.ppm": lambda rng: _saved(_rgb(rng), "PPM"),
-    "progressive.jpg": lambda rng: _saved(_rgb(rng), "JPEG", progressive=True),
-    "cmyk.jpg": lambda rng: _saved(_rgb(rng).convert("CMYK"), "JPEG"),
-    "cmyk.tif": lambda rng: _saved(_rgb(rng).convert("CMYK"), "TIFF"),
-    "alpha.png": lambda rng: _saved(Image.fromarray(_noise(rng, 9, 9, 4).astype(np.uint8)), "PNG"),
-    "palette.png": lambda rng: _saved(_rgb(rng).quantize(8), "PNG", transparency=rng.randrange(8)),
-    "gray16.png": lambda rng: _saved(_gray16(rng), "PNG"),
-    "gray16.tif": lambda rng: _saved(_gray16(rng), "TIFF"),
-    "gray16.pgm": lambda rng: _saved(_gray16(rng).convert("I"), "PPM"),
-    "bilevel.png": lambda rng: _saved(_rgb(rng).convert("1"), "PNG"),
-    "lab.tif": lambda rng: _saved(_rgb(rng).convert("LAB"), "TIFF"),
+BASES: dict[str, Write] = {
+    "rgb.png": _as("PNG"),
+    "rgb.jpg": _as("JPEG"),
+    "rgb.tif": lambda rng: _as("TIFF", compression=rng.choice([None, "tiff_lzw", "jpeg"]))(rng),
+    "rgb.bmp": _as("BMP"),
+    "rgb.webp": lambda rng: _as("WEBP", lossless=rng.random() < 0.5)(rng),
+    "rgb.ppm": _as("PPM"),
+    "progressive.jpg": _as("JPEG", progressive=True),
+    "cmyk.jpg": _as("JPEG", "CMYK"),
+    "cmyk.tif": _as("TIFF", "CMYK"),
+    "alpha.png": lambda rng: _saved(_image(rng, 9, 9, 4), "PNG"),
+    "palette.png": lambda rng: _saved(_image(rng).quantize(8), "PNG", transparency=rng.randrange(8)),
+    "gray16.png": _gray16("PNG"),
+    "gray16.tif": _gray16("TIFF"),
+    "gray16.pgm": _gray16("PPM", "I"),
+    "bilevel.png": _as("PNG", "1"),
+    "lab.tif": _as("TIFF", "LAB"),
     "float.tif": lambda rng: _saved(Image.fromarray(_noise(rng, 9, 9).astype(np.float32)), "TIFF"),
-    "pages.tif": lambda rng: _animated(rng, "TIFF"),
+    "pages.tif": _animated("TIFF"),
     "exif.jpg": _exif,
-    "animated.webp": lambda rng: _animated(rng, "WEBP"),
-    "animated.png": lambda rng: _animated(rng, "PNG"),
-    "animated.gif": lambda rng: _animated(rng, "GIF"),
-    "icon.ico": lambda rng: _saved(_rgb(rng).resize((16, 16)), "ICO"),
+    "animated.webp": _animated("WEBP"),
+    "animated.png": _animated("PNG"),
+    "animated.gif": _animated("GIF"),
+    "icon.ico": lambda rng: _saved(_image(rng, 16, 16, 3), "ICO"),
     "vector.eps": lambda rng: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n" + rng.randbytes(60),
     "text.txt": lambda rng: b"<html><body>404 Not Found</body></html>\n",
     "noise.bin": lambda rng: rng.randbytes(rng.randint(0, 400)),
-    "large.png": _large,
+    "large.png": lambda rng: _saved(Image.new("1", (7000, 7000)), "PNG"),  # 49 million pixels: a bomb below the limit
     "comment.png": _text_bomb,
 }
 
@@ -104,18 +114,10 @@ def _flipped(content: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _flipped_header(content: bytes, rng: random.Random) -> bytes:
-    return _flipped(content[:64], rng) + content[64:]
-
-
 def _blanked(content: bytes, rng: random.Random) -> bytes:
     start = rng.randrange(len(content) + 1)
     end = min(len(content), start + rng.randint(1, 60))
     return content[:start] + bytes(end - start) + content[end:]
-
-
-def _doubled(content: bytes, rng: random.Random) -> bytes:
-    return _cut(content, rng) + content
 
 
 def _huge(content: bytes, rng: random.Random) -> bytes:
@@ -137,9 +139,9 @@ CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "none": lambda content, rng: content,
     "cut": _cut,
     "flipped": _flipped,
-    "flipped header": _flipped_header,
+    "flipped header": lambda content, rng: _flipped(content[:64], rng) + content[64:],
     "blanked": _blanked,
-    "doubled": _doubled,
+    "doubled": lambda content, rng: _cut(content, rng) + content,
     "huge": _huge,
     "empty": lambda content, rng: b"",
 }
@@ -159,15 +161,9 @@ NAMES = (
     "📷",
 )
 
-pictures = st.fixed_dictionaries(
-    {
-        "base": st.sampled_from(sorted(BASES)),
-        "change": st.sampled_from(sorted(CHANGES)),
-        "name": st.sampled_from(NAMES),
-        "right_ending": st.booleans(),
-        "seed": st.integers(0, 2**32 - 1),
-    }
-)
+_choices = {"base": sorted(BASES), "change": sorted(CHANGES), "name": NAMES, "right_ending": [False, True]}
+_draws = {name: st.sampled_from(choices) for name, choices in _choices.items()}
+pictures = st.fixed_dictionaries({**_draws, "seed": st.integers(0, 2**32 - 1)})
 
 
 def build(description: Description) -> tuple[str, bytes]:

@@ -94,25 +94,16 @@ setting_files = st.one_of(settings.map(_yaml), settings.map(_yaml), broken_yaml)
 _axis = st.sampled_from(["seed", "lr", "unseen", "method", "tau", "hparams.a", "known", "backbone", "task"])
 _grid = st.dictionaries(_axis, st.one_of(st.lists(value, max_size=2), st.lists(number, max_size=2), value), max_size=2)
 _row = st.fixed_dictionaries({"name": text}, optional={"method": st.sampled_from(METHODS), "lr": share, "pool": value})
-recipes = st.one_of(
-    st.tuples(settings, _grid, st.one_of(value, st.lists(_row, max_size=2))).map(
-        lambda drawn: _yaml({**drawn[0], "grid": drawn[1], "rows": drawn[2]})
-    ),
-    broken_yaml,
-)
+_recipe = st.tuples(settings, _grid, st.one_of(value, st.lists(_row, max_size=2)))
+recipes = st.one_of(_recipe.map(lambda drawn: _yaml({**drawn[0], "grid": drawn[1], "rows": drawn[2]})), broken_yaml)
 
 _groups = st.lists(st.lists(st.sampled_from([*"abc", "d", 1, None]), max_size=3), max_size=3)
 _ratios = st.lists(st.lists(st.floats(-1, 2), max_size=3), max_size=3)
-schedules = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "groups": st.one_of(value, _groups, st.just([["a", "b"], ["c"]])),
-            "ratios": st.one_of(value, _ratios, st.just([[0.6, 1.0], [1.0]])),
-        },
-        optional={"seed": value},
-    ).map(_yaml),
-    broken_yaml,
-)
+_schedule = {
+    "groups": st.one_of(value, _groups, st.just([["a", "b"], ["c"]])),
+    "ratios": st.one_of(value, _ratios, st.just([[0.6, 1.0], [1.0]])),
+}
+schedules = st.one_of(st.fixed_dictionaries(_schedule, optional={"seed": value}).map(_yaml), broken_yaml)
 
 # Manifests
 

@@ -12,10 +12,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos.faults import FAULTS, one_fault
+from chaos.faults import FAULTS, do_fault
 from chaos.hostile import HOSTILE
 from chaos.inputs import KINDS, some_inputs
 from chaos.kills import kill_some, shares
@@ -36,7 +37,7 @@ class Task(NamedTuple):
         if self.room == "kills":
             kill_some(ground, self.name, self.count, seed, ledger)
         elif self.room == "faults":
-            one_fault(ground, self.name, self.count, seed, ledger)
+            do_fault(ground, self.name, self.count, seed, ledger)
         else:
             some_inputs(ground, (KINDS | HOSTILE)[self.name], self, seed, ledger)
 
@@ -69,12 +70,12 @@ def shared_work(arguments: argparse.Namespace, folder: Path, prepare: Prepare) -
         if (code := os.waitstatus_to_exitcode(status)) and not stopped:
             stopped.append(f"process {workers[pid]} ended with {code}; the table lacks what it had not done")
         del workers[pid]
-    ledgers = [folder / f"{number}.json" for number in range(a.jobs)]
     order = [("kills", name) for name in shares(100)] + [("faults", name) for name in FAULTS]
-    rooms = joined(ledgers, order + [("inputs", name) for name in KINDS | HOSTILE])
+    order += [("inputs", name) for name in KINDS | HOSTILE]
+    lines = joined([folder / f"{number}.json" for number in range(a.jobs)], order)
     words = f"--seed {a.seed} --kills {a.kills} --faults {a.faults} --inputs {a.inputs} --jobs {a.jobs}"
     return {"command": f"python tests/chaos/run.py {words}", "seconds": round(time.monotonic() - began, 1),
-            "stopped": stopped, "rooms": rooms}  # fmt: skip
+            "stopped": stopped, "lines": [asdict(line) for line in lines]}  # fmt: skip
 
 
 def _worker(tasks: list[Task], queue: int, ground: Path, arguments: argparse.Namespace, prepare: Prepare) -> int:
