@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 
+from patchgen.cli import main
 from patchgen.report.ablation import ROWS, ablation_grids, ablation_row, sensitivity_grids
-from patchgen.report.table import Column, Grid, Line, best_runs, gather
+from patchgen.report.render import to_latex, to_markdown, to_terminal
+from patchgen.report.table import Column, Grid, Line, Number, best_runs, gather, is_beyond_error
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
-from patchgen.report.write import RECIPES, absent, make_grids
+from patchgen.report.write import RECIPES, absent, make_grids, render_page
 from patchgen.runs.scores import read_runs
 
 Make = Callable[..., Path]
@@ -39,6 +42,50 @@ def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Ma
     number = gather(best_runs(runs), Column("", {"PACS": ["sketch"]}), "in")
     assert number is not None and number.mean == pytest.approx(60) and number.tried == 3
     assert number.runs == (runs["run"].unique()[1],)
+
+
+@pytest.mark.parametrize(
+    ("ours", "other"),
+    [((72.0, 76.5, 80.0), other) for other in
+     ((70, 75, 71), (72, 74, 77), (60, 61, 62), (70.1, 75.2, 79.0), (71, 76, 81))],
+)  # fmt: skip
+def test_the_best_is_marked_by_a_paired_t_test(ours: tuple[float, ...], other: tuple[float, ...]) -> None:
+    test = ttest_rel(ours, other)
+    wanted = bool(test.pvalue < 0.05 and test.statistic > 0)
+    assert is_beyond_error(Number(dict(enumerate(ours))), Number(dict(enumerate(other)))) == wanted
+
+
+def test_a_difference_needs_two_common_seeds() -> None:
+    assert not is_beyond_error(Number({1: 90.0}), Number({1: 10.0}))
+    assert not is_beyond_error(Number({1: 90.0, 2: 91.0}), Number({2: 10.0, 3: 11.0}))
+    assert is_beyond_error(Number({1: 90.0, 2: 91.0}), Number({1: 10.0, 2: 11.2}))
+
+
+def seeds(fold: Make, method: str, *values: float) -> list[Path]:
+    return [fold(value, method=method, seed=seed) for seed, value in enumerate(values, 1)]
+
+
+def test_the_leader_is_marked_in_every_form(fold: Make) -> None:
+    paths = seeds(fold, "lp", 0.60, 0.61, 0.62) + seeds(fold, "lp-ln", 0.70, 0.71, 0.721)
+    paths += seeds(fold, "patchgen-true-mask", 0.95, 0.96, 0.97)  # an upper bound takes no part
+    [grid] = fold_grids(read(*paths), "in")
+    head, rows, _ = to_terminal(grid)
+    cells = {row[0]: row[head.index("sketch")] for row in rows}
+    assert cells["lp-ln"] == "71.0 ± 0.6 (best)" and "best" not in cells["lp"] + cells["patchgen-true-mask"]
+    assert "**71.0 ± 0.6**" in to_markdown(grid) and r"\textbf{71.0 $\pm$ 0.6}" in to_latex(grid)
+    assert "<strong>71.0 ± 0.6</strong>" in render_page([grid], {}, 9, [], "in")
+
+
+def test_report_prints_its_tables_and_the_page_alone_on_stdout(
+    fold: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = seeds(fold, "lp", 0.60, 0.66, 0.62) + seeds(fold, "lp-ln", 0.63, 0.62, 0.69)
+    words = ["report", str(paths[0].parent), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "64.7 ± 2.2" in printed.err and "PACS" in printed.err and "best" not in printed.err  # 2.0 ± 3.2 is nothing
+    assert printed.out == f"{tmp_path}/out/report.html\n"
+    assert main([*words, "--quiet"]) == 0 and capsys.readouterr().out == printed.out
 
 
 def test_an_average_needs_every_domain_of_a_seed(fold: Make) -> None:

@@ -6,16 +6,18 @@ import csv
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from patchgen.report.charts import gains
+from patchgen.report.reference import find
 from patchgen.report.render import escape
+from patchgen.report.tables import stream_grids
 from patchgen.report.write import write_report
+from patchgen.runs.scores import read_runs
 
-Make = Callable[..., Path]
 COMMANDS = {
     "documentclass", "usepackage", "begin", "end", "centering", "small", "caption", "label", "toprule", "midrule",
     "bottomrule", "cmidrule", "multicolumn", "textcolor", "resizebox", "linewidth", "par", "smallskip", "scriptsize",
@@ -94,12 +96,12 @@ def test_csv_has_one_line_a_cell(written: Path) -> None:
     rows = list(csv.DictReader((written / "tables" / "mdg-pacs.csv").open()))
     cell = next(r for r in rows if r["line"] == "lp-ln" and r["column"] == "photo")
     assert float(cell["value"]) == pytest.approx(81.5) and float(cell["standard_error"]) == pytest.approx(0.5)
-    assert (cell["seeds"], cell["images"], cell["split"], cell["selected_by"]) == (
+    assert [cell[name] for name in ("seeds", "images", "split", "selected_by")] == [
         "1 2",
         "80",
         "in",
         "source-validation",
-    )
+    ]
     assert len(cell["runs"].split()) == 2 and cell["command"] == ""
     missing = next(r for r in rows if r["line"] == "lp-ln" and r["column"] == "sketch")
     assert missing["value"] == "" and "--unseen sketch" in missing["command"]
@@ -129,16 +131,12 @@ def test_figures_have_their_numbers(written: Path) -> None:
 
 
 def test_gains_are_of_patchgen_over_its_host(mixed_runs: Path) -> None:
-    from patchgen.report.charts import gains
-    from patchgen.report.reference import find
-    from patchgen.report.tables import stream_grids
-    from patchgen.runs.scores import read_runs
-
     [grid] = stream_grids(read_runs([mixed_runs])[0])
     found = gains(grid)
     assert [one for one in found if not one[0].startswith("paper")] == [("promptccd+patchgen", x, 0.0) for x in "AKU"]
     paper = [gain for name, _, gain in found if name == "paper: PromptCCD+PatchGen, DINO ViT-B/16"]
-    wanted = {"dataset": "CUB", "domain": "average", "pretraining": "DINO"}
-    before, after = ([row.value for row in find("ccd", method=name, **wanted)]
-                     for name in ("PromptCCD", "PromptCCD+PatchGen"))  # fmt: skip
+    before, after = (
+        [row.value for row in find("ccd", method=name, dataset="CUB", domain="average", pretraining="DINO")]
+        for name in ("PromptCCD", "PromptCCD+PatchGen")
+    )
     assert paper == pytest.approx([b - a for a, b in zip(before, after, strict=True)])

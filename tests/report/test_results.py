@@ -61,9 +61,8 @@ def test_rows_of_one_method_are_told_apart_by_what_differs() -> None:
 
 
 def test_rows_of_two_setups_do_not_share_a_table() -> None:
-    rows = [row("base", "a", 1, 0.5, steps="61"), row("base", "a", 2, 0.6, steps="101")]
     with pytest.raises(ValueError, match="rows of d have several values of steps, 101, 61; choose with --only"):
-        tables(rows)
+        tables([row("base", "a", 1, 0.5, steps="61"), row("base", "a", 2, 0.6, steps="101")])
 
 
 def test_the_untrained_mask_stands_beside_the_trained_one() -> None:
@@ -99,17 +98,10 @@ def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callab
 
 def test_scores_of_known_and_new_classes_have_columns(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
     run = tiny_run("lp-ln", task="mdg_gcd")
-    collect([run.path], tmp_path / "r.csv")
-    [found] = read_rows(tmp_path / "r.csv")
+    [found] = read_rows(run.path)
     [test] = [r for r in run.records("test") if r["checkpoint"] == "selected"]
-    expected = {
-        "accuracy": test["all"]["accuracy"],
-        "known": test["all"]["known"],
-        "unknown": test["all"]["unknown"],
-        "taken_for_known": test["all"]["taken_for_known"],
-        "known_by_name": test["by_name"]["known"],
-        "unknown_by_name": test["by_name"]["unknown"],
-    }
+    expected = {name: test["all"][name] for name in ("accuracy", "known", "unknown", "taken_for_known")}
+    expected |= {f"{name}_by_name": test["by_name"][name] for name in ("known", "unknown")}
     assert {name: float(found[name]) for name in expected} == pytest.approx(expected, abs=1e-5)
     assert "| method | known (%) | taken for known (%) | seeds |" in table([found], ["known", "taken_for_known"])
 

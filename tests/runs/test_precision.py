@@ -21,25 +21,18 @@ def native(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [("fpu avx2", False), ("avx512f avx512_bf16", True), ("fp asimd bf16 i8mm", True), ("avx512_bf16x", False)],
-)
-def test_the_processor_says_what_it_has(
-    words: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ("words", "works", "expected"),
+    [("fpu avx2", True, False), ("avx512f avx512_bf16", True, True), ("fp asimd bf16 i8mm", True, True),
+     ("avx512_bf16x", True, False), ("avx512_bf16 amx_bf16", False, False), (None, True, False)],
+)  # fmt: skip
+def test_the_processor_says_what_it_has_and_must_not_die_of_it(
+    words: str | None, works: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(f"flags : {words}\n")
+    if words:
+        (tmp_path / "cpuinfo").write_text(f"flags : {words}\n")
     monkeypatch.setattr(machine, "CPU", tmp_path / "cpuinfo")
-    machine.bf16_works.cache_clear()
+    monkeypatch.setattr(machine, "bf16_works", lambda: works)
     assert machine.native_bf16() is expected
-
-
-def test_a_processor_whose_products_die_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "bf16_works", lambda: False)
-    (tmp_path / "cpuinfo").write_text("flags : avx512_bf16 amx_bf16\n")
-    monkeypatch.setattr(machine, "CPU", tmp_path / "cpuinfo")
-    assert not machine.native_bf16()
-    monkeypatch.setattr(machine, "CPU", tmp_path / "nowhere")
-    assert not machine.native_bf16()
 
 
 @pytest.mark.parametrize(("has", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
