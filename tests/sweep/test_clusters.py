@@ -13,7 +13,7 @@ import pytest
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
 from patchgen.sweep.clusters import RayLauncher, SlurmLauncher, SlurmTask
-from patchgen.sweep.jobs import Job
+from patchgen.sweep.jobs import Job, to_json
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
@@ -102,8 +102,8 @@ def test_what_is_stopped_is_cancelled(no_ops: NoOps, tmp_path: Path) -> None:
 def test_a_task_that_runs_out_of_time_asks_for_the_same_again(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
     [job] = no_ops(1)
-    again = SlurmTask().checkpoint(job.to_json())
-    assert isinstance(again.function, SlurmTask) and again.args == (job.to_json(),)
+    again = SlurmTask().checkpoint(to_json(job))
+    assert isinstance(again.function, SlurmTask) and again.args == (to_json(job),)
     assert again.result() == "done" and job.folder.done
     assert "SLURM_NTASKS" not in os.environ  # a task is no rank of a distributed job
 

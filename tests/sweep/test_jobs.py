@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.runs.find import failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Job, can_retry, note_failure, perform
+from patchgen.sweep.jobs import Job, can_retry, note_failure, perform, read_work, to_json
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
@@ -77,8 +77,8 @@ def test_weights_of_one_name_in_two_folders_are_two_runs(tiny_recipe: Recipe, tm
 @pytest.mark.parametrize("config", [Config("a", "x", hparams={"miro": 0.5}), StreamConfig("b", method="gcd")])
 def test_a_job_goes_through_json(config: Config | StreamConfig, tmp_path: Path) -> None:
     job = Job(("a", "b"), ("",), config, tmp_path, "abc", 7, kind="no-op", track=True)
-    again = Job.from_json(job.to_json())
-    assert again == job and again.track and "\n" not in job.to_json()
+    again = read_work(to_json(job))
+    assert isinstance(again, Job) and again == job and again.track and "\n" not in to_json(job)
 
 
 def test_states(no_ops: NoOps) -> None:

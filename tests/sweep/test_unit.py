@@ -10,7 +10,7 @@ import pytest
 
 from patchgen.common.files import write_text
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Needs, Unit, perform, read_work
+from patchgen.sweep.jobs import Needs, Unit, perform, read_work, to_json
 from patchgen.sweep.launch import LauncherOptions, run_units
 
 Work = Callable[..., None]
@@ -52,7 +52,7 @@ def test_a_unit_is_done_once_and_leaves_its_result_alone(make: Callable[..., Uni
 
 def test_a_unit_crosses_a_process_as_one_line(make: Callable[..., Unit]) -> None:
     unit = make(write)
-    text = unit.to_json()
+    text = to_json(unit)
     assert "\n" not in text and read_work(text) == unit
 
 

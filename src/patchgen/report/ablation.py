@@ -15,18 +15,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS = {
-    "1.1": "LP+LN (baseline B)",
-    "1.2": "B + GMDG",
-    "2.1": "B + static mask",
-    "2.2": "B + channel mask",
-    "2.3": "B + attention",
-    "2.4": "B + attention + L_ms",
-    "3.1": "B + M_p",
-    "3.2": "B + M_p + 10 x L_ms",
-    "3.3": "B + M_p + L_ms",
-    "3.4": "B + M_p + L_ms + L_conf",
-    "3.5": "B + M_p + L_ms + L_conf + L_sim (PatchGen)",
-}
+    "1.1": "LP+LN (baseline B)", "1.2": "B + GMDG", "2.1": "B + static mask", "2.2": "B + channel mask",
+    "2.3": "B + attention", "2.4": "B + attention + L_ms", "3.1": "B + M_p", "3.2": "B + M_p + 10 x L_ms",
+    "3.3": "B + M_p + L_ms", "3.4": "B + M_p + L_ms + L_conf", "3.5": "B + M_p + L_ms + L_conf + L_sim (PatchGen)",
+}  # fmt: skip
 METHOD_ROWS = {
     "lp-ln": "1.1", "gmdg": "1.2", "ablation-static": "2.1", "ablation-channel": "2.2", "ablation-attention": "2.3",
     "ablation-attention-ms": "2.4", "patchgen-no-losses": "3.1",

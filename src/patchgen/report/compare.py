@@ -30,11 +30,7 @@ MOST_RIVALS = 5  # others that are compared with the best
 
 
 def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
-    """The tidy scores of finished runs, each under its label; of several learning rates the best on validation.
-
-    Raises:
-        ValueError: a run is broken.
-    """
+    """The tidy scores of finished runs, each under its label; of several learning rates the best on validation."""
     import pandas as pd
 
     labels = pd.DataFrame([(run.path, label) for run, label in runs], columns=["path", "method"])
@@ -79,15 +75,14 @@ def comparison(
 ) -> str:  # fmt: skip
     """All tables, methods down; with `details` also SWAD, the 80 % part, source validation and other scores.
 
-    Args:
-        seeds: How many were asked for; a cell with fewer says so.
+    A cell with fewer than `seeds` says so.
     """
     recorded, data = set(scores["metric"]), next(iter(scores["data"]), "")  # all runs are on one data set
     everywhere = {data: domains}
 
     def table(columns: Sequence[Column], part: str = "all", names: Sequence[str] = methods) -> Grid:
         lines = [Line(method, fill(scores[scores["method"] == method], columns, part)) for method in names]
-        return Grid("", "", "", tuple(columns), tuple(lines), part, asked_seeds=seeds)
+        return Grid("", "", "", tuple(columns), tuple(lines), asked_seeds=seeds)
 
     def accuracies(checkpoint: str, part: str) -> Grid:
         metrics = ("all", "known", "unknown") if "known" in recorded else ("accuracy",)

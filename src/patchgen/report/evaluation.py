@@ -20,24 +20,13 @@ MOST_LINES = 200  # of patients or broken images on the page; the JSON file has 
 MOST_NUMBERS, MOST_NAMES = 25, 60  # classes up to which cells have numbers, and rows and columns their names
 LONGEST = 24  # characters of a class name in a figure
 BINARY = {
-    "prevalence": "share of images",
-    "recall": "sensitivity (recall)",
-    "specificity": "specificity",
-    "precision": "precision",
-    "f1": "F1",
-    "auroc": "AUROC",
-    "average_precision": "average precision",
-}
+    "prevalence": "share of images", "recall": "sensitivity (recall)", "specificity": "specificity",
+    "precision": "precision", "f1": "F1", "auroc": "AUROC", "average_precision": "average precision",
+}  # fmt: skip
 
 
 def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:
-    """The whole page.
-
-    Args:
-        evaluation: The content of metrics.json.
-        figures: The confusion matrix and the reliability plot by name.
-        pictures: Path of a wrong image -> its picture as a data address.
-    """
+    """The whole page, from the content of metrics.json, figures by name, and pictures of the wrong images by path."""
     patients, classes = evaluation["patients"], ("precision", "recall", "f1", "auroc", "average_precision")
     headline = [(METRICS[name], shown(value), span(evaluation["intervals"].get(name)))
                 for name, value in evaluation["metrics"].items()]  # fmt: skip

@@ -25,11 +25,9 @@ FOLDER = Path(__file__).with_name("reference")
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table: its title, its number in the paper's appendix, and caveats."""
-
     title: str
-    number: int
-    note: str
+    number: int  # in the paper's appendix
+    note: str  # caveats
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,7 @@ def read_reference(name: str) -> list[Row]:
 
 
 def find(name: str, **filters: str | int | bool | float) -> list[Row]:
-    """The numbers of a table whose columns have the given values; empty if the paper has none for the combination.
-
-    Raises:
-        ValueError: if there is no such table or column, or if a value never occurs in its column.
-    """
+    """The numbers of a table whose columns have the given values; empty if the paper has none for the combination."""
     rows = read_reference(name)
     for column, wanted in filters.items():
         _check(f"column of {name!r}", column, [field.name for field in fields(Row)])

@@ -125,7 +125,10 @@ def to_latex(grid: Grid) -> str:
     """One `table` environment."""
     inner = [rf"\begin{{tabular}}{{l{'c' * len(grid.columns)}}}", r"\toprule", *_latex_head(grid)]
     for _, lines in groupby(grid.lines, key=lambda line: line.block):
-        inner += [r"\midrule", *(_latex_row(grid, line) for line in lines)]
+        inner.append(r"\midrule")
+        for line in lines:
+            label, cells = escape(line.title), _cells(grid, line, r"\textbf{{{}}}", GREY, escape=escape)
+            inner.append(" & ".join([GREY.format(label) if line.paper else label, *cells]) + r" \\")
     inner += [r"\bottomrule", r"\end{tabular}"]
     if len(grid.columns) >= WIDE:
         inner = [r"\resizebox{\linewidth}{!}{%", *inner, "}"]
@@ -152,9 +155,3 @@ def _latex_head(grid: Grid) -> list[str]:
         rules += rf"\cmidrule(lr){{{place}-{place + width - 1}}}"
         place += width
     return [" & ".join(above) + r" \\", rules, names]
-
-
-def _latex_row(grid: Grid, line: Line) -> str:
-    label = escape(line.title)
-    cells = _cells(grid, line, r"\textbf{{{}}}", GREY, escape=escape)
-    return " & ".join([GREY.format(label) if line.paper else label, *cells]) + r" \\"

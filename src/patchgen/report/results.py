@@ -108,12 +108,8 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
     """Markdown tables, one for each score: methods down, data sets and folds across; of one fold, scores across.
 
     Args:
-        rows: Of one CSV file, or some of them.
-        scores: Columns to show.
+        rows: Those of one data set must have one backbone, image size and number of steps.
         against: Methods whose paired differences, over equal data, fold and seed, are added below the accuracies.
-
-    Raises:
-        ValueError: rows of one data set have several backbones, image sizes or numbers of steps.
     """
     import pandas as pd
 

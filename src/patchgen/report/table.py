@@ -1,8 +1,8 @@
 """A table whose cells record their provenance: runs, seeds, selection rule, images.
 
 A cell is a mean over seeds of a mean over data sets of a mean over unseen domains. If a fold was run with several
-learning rates or loss weights, the best run on source validation counts, seed by seed. All tables of the package are
-made here, from the tidy frame of `runs/scores.py`, and written by `report/render.py`.
+learning rates or loss weights, the best run on source validation counts, seed by seed. Made from the frame of
+`runs/scores.py`, written by `report/render.py`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ class Grid:
     setup: str
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
-    split: str = "all"  # a key of SPLITS
     notes: tuple[str, ...] = ()
     kind: str = ""  # which figure it gets
     first: str = "method"  # heading of the labels
@@ -164,11 +163,20 @@ class Grid:
 
     @cached_property
     def _best(self) -> frozenset[int]:
-        """The leading cells, by identity; upper bounds and values of masks are excluded."""
+        """The cells that are better than every other one of their column, each by more than chance, by identity.
+
+        Upper bounds and values of masks are excluded.
+        """
         lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
-        columns = [i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")]
-        leaders = (_leader([line.entries[i] for line in lines]) for i in columns)
-        return frozenset(id(entry) for entry in leaders if entry is not None)
+        leaders = set()
+        for i in (i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")):
+            rivals = [(entry, entry.number) for entry in (line.entries[i] for line in lines)
+                      if entry.number and entry.number.select != "oracle"]  # fmt: skip
+            best, highest = max(rivals, key=lambda rival: rival[1].mean, default=(None, None))
+            others = [number for entry, number in rivals if entry is not best]
+            if highest and others and all(is_beyond_error(highest, number) for number in others):
+                leaders.add(id(best))
+        return frozenset(leaders)
 
     @cached_property
     def commands(self) -> dict[str, int]:
@@ -177,20 +185,8 @@ class Grid:
         return {command: number for number, command in enumerate(commands, 1)}
 
 
-def _leader(entries: Sequence[Entry]) -> Entry | None:
-    """The cell that is better than every other one, each by more than chance; None if there is none."""
-    rivals = [(entry, entry.number) for entry in entries if entry.number and entry.number.select != "oracle"]
-    if len(rivals) < 2:
-        return None
-    best, number = max(rivals, key=lambda rival: rival[1].mean)
-    return best if all(is_beyond_error(number, other) for entry, other in rivals if entry is not best) else None
-
-
 def is_beyond_error(higher: Number, lower: Number) -> bool:
-    """Whether one number is higher than another by more than the 95 % interval of the difference, paired over seeds.
-
-    Needs at least two common seeds.
-    """
+    """Whether a number exceeds another by more than the 95 % interval of the difference, paired over common seeds."""
     from scipy.stats import t
 
     seeds = higher.values.keys() & lower.values.keys()

@@ -34,7 +34,7 @@ def make_grid(
     """A table with its notes; `reference` is the paper's table in it."""
     plain = re.sub(r" \((\d+)\)$", r"_\1", data.lower())  # `data (2)`: brackets end a link in Markdown
     name = "-".join(filter(None, (kind, plain.replace(", ", "-").replace(" ", "-"))))
-    grid = Grid(name, title, scores["setup_text"].iloc[0], tuple(columns), tuple(lines), part, kind=figure)
+    grid = Grid(name, title, scores["setup_text"].iloc[0], tuple(columns), tuple(lines), kind=figure)
     notes = [f"Accuracy in per cent on {SPLITS[part]}. {grid.error_note()}".strip()]
     if reference:
         table = TABLES[reference]
@@ -106,12 +106,7 @@ def method_lines(
 def training_command(
     scores: pd.DataFrame, group: pd.DataFrame, recipe: str, columns: Sequence[Column]
 ) -> Callable[[Column], str]:
-    """The command that fills a line: its settings with the missing folds of one data set, or the recipe.
-
-    Args:
-        scores: Of the line.
-        group: Of the table.
-    """
+    """The command that fills a line with these scores: its settings with the missing folds, or the recipe."""
 
     def command(column: Column) -> str:
         lacking = _lacking(scores, column, columns)

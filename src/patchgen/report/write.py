@@ -69,11 +69,7 @@ def make_grids(scores: pd.DataFrame, part: str) -> list[Grid]:
 
 
 def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report:
-    """Read the runs below the folders and write the report into `out`.
-
-    Raises:
-        FileNotFoundError, ValueError: a folder does not exist, or contains no run folder.
-    """
+    """Read the runs below the folders and write the report into `out`."""
     scores, skipped = read_runs(folders)
     grids, runs = make_grids(scores, part), scores["path"].nunique()
     for name in ("tables", "figures"):

@@ -116,10 +116,7 @@ def differences(one: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
 def to_clean(
     runs: Iterable[RunFolder], failed: bool, unfinished: bool, keep_checkpoints: Sequence[str] | None
 ) -> list[Path]:
-    """What to remove: failed or unfinished runs, and checkpoints of finished ones that are not in `keep_checkpoints`.
-
-    An empty list keeps none; None touches no checkpoint.
-    """
+    """Failed or unfinished runs, and of finished ones all checkpoints but `keep_checkpoints`; None: no checkpoint."""
     paths: list[Path] = []
     for run in runs:
         state = state_of(run)

@@ -31,12 +31,9 @@ CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams"
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
             "tau", "lambda_conf", "refine", "rho_start", "spread", "swad", "swad_ratio", "swad_compat")  # fmt: skip
 METRICS = {  # beside accuracy, in records since scikit-learn computes them: name -> heading
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "auroc": "AUROC",
-    "average_precision": "average precision",
-    "calibration_error": "calibration error",
-}
+    "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auroc": "AUROC",
+    "average_precision": "average precision", "calibration_error": "calibration error",
+}  # fmt: skip
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
 RECORDED = {"mask": "mask", "mask before level": "mask_before_level", "by name": "by_name"}  # of a test record
 # Of the run: folder, its name, settings, their task, names of method and data, domains of the data (sessions of a
@@ -98,11 +95,7 @@ def backbone_of(run: RunFolder) -> str:
 def score_record(
     run: RunFolder, checkpoint: str = "selected", records: Iterable[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The test record of a reported checkpoint on the unseen domain; ValueError if a run has none.
-
-    Args:
-        records: Those of the run, if already read.
-    """
+    """The test record of a reported checkpoint, among the records if already read; ValueError if there is none."""
     for record in run.records() if records is None else records:
         if record.get("kind") == "test" and record["checkpoint"] == checkpoint:
             return record
@@ -218,12 +211,7 @@ Score = tuple[str, str, str, str, float, int]
 
 
 def read_runs(folders: Iterable[str | Path]) -> tuple[pd.DataFrame, list[Skipped]]:
-    """The scores of all finished runs below the folders, each run once, and the folders that were skipped.
-
-    Raises:
-        FileNotFoundError: a folder does not exist.
-        ValueError: there is no run folder at all.
-    """
+    """The scores of all finished runs below the folders, each run once, and the folders that were skipped."""
     import pandas as pd
 
     runs: list[tuple[Facts, list[Score]]] = []

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from patchgen.common import plugins
 from patchgen.common.child_process import SOURCE, python, safe_children
-from patchgen.sweep.jobs import Outcome, Work, perform, read_work
+from patchgen.sweep.jobs import Outcome, Work, perform, read_work, to_json
 from patchgen.sweep.launch import LauncherLost, WorkerLost
 
 UNBOUNDED = 100_000  # slots of a launcher with its own queue
@@ -68,7 +68,7 @@ class RayLauncher:
             gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
             cpus = self.threads * (devices if not gpus else 1)
             task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.retries)(ray_perform)
-            handles.append(task.remote(job.to_json(), os.getcwd()))
+            handles.append(task.remote(to_json(job), os.getcwd()))
         return handles
 
     def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
@@ -131,7 +131,7 @@ class SlurmLauncher:
 
     def submit(self, jobs: Sequence[Work]) -> list[Any]:
         with safe_children(), self.executor.batch():  # one array, submitted in a single call
-            handles = [self.executor.submit(SlurmTask(), job.to_json()) for job in jobs]
+            handles = [self.executor.submit(SlurmTask(), to_json(job)) for job in jobs]
         self.open += handles
         return handles
 

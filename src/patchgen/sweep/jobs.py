@@ -1,8 +1,5 @@
 """Work that is claimed on disk: a `Job` is one run of a sweep, a `Unit` one call of a function of this package.
 
-    job.state                          # waiting | unfinished | running | done | failed
-    perform(job)                       # train it in this process; an error is stored in RUN/failed.json
-
 All state is in the work's folder, so a sweep can be stopped, extended, moved and resumed, by one launcher or several.
 """
 
@@ -72,15 +69,6 @@ class Job:
 
     def do(self) -> None:
         WORK[self.kind](self)
-
-    def to_json(self) -> str:
-        return json.dumps({**dataclasses.asdict(self), "out": str(self.out.resolve())})
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        values: dict[str, Any] = json.loads(text)
-        config, out = config_class(values["config"]["task"])(**values.pop("config")), Path(values.pop("out"))
-        return cls(tuple(values.pop("labels")), tuple(values.pop("rows")), config, out, **values)
 
 
 def _train(job: Job) -> None:
@@ -169,23 +157,23 @@ class Unit:
                 getattr(import_module(module), name)(folder=self.claim, **self.arguments)
             shutil.rmtree(self.claim, ignore_errors=True)
 
-    def to_json(self) -> str:
-        paths = {"claim": str(self.claim.resolve()), "result": str(self.result.resolve())}
-        return json.dumps({**dataclasses.asdict(self), **paths})
-
-    @classmethod
-    def from_json(cls, text: str) -> Unit:
-        values: dict[str, Any] = json.loads(text)
-        values |= {name: Path(values[name]) for name in ("claim", "result")}
-        return cls(**{**values, "config": Needs(**values["config"])})
-
 
 Work = Job | Unit
 
 
+def to_json(work: Work) -> str:
+    """One line for another process."""
+    return json.dumps(dataclasses.asdict(work), default=lambda path: str(path.resolve()))
+
+
 def read_work(text: str) -> Work:
     """The inverse of `to_json`."""
-    return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
+    values: dict[str, Any] = json.loads(text)
+    values |= {name: Path(values[name]) for name in ("claim", "result", "out") if name in values}
+    if "call" in values:
+        return Unit(**values | {"config": Needs(**values["config"])})
+    values |= {name: tuple(values[name]) for name in ("labels", "rows")}
+    return Job(**values | {"config": config_class(values["config"]["task"])(**values["config"])})
 
 
 def can_retry(job: Work, retries: int) -> bool:

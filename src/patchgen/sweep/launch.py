@@ -114,21 +114,17 @@ def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch
                 ended = engine.finished([handle for handle, _ in active], TICK) if active else []
                 for handle, job in [pair for pair in active if pair[0] in ended]:
                     active.remove((handle, job))
-                    end(job, _outcome(engine, handle, job))
+                    try:
+                        outcome = engine.outcome(handle)
+                    except WorkerLost as error:
+                        outcome = "done" if job.folder.done else "failed"  # it may be lost after finishing
+                        if outcome == "failed":
+                            note_failure(job, str(error))
+                    end(job, outcome)
                 watch.look([job for _, job in active])
     finally:
         engine.close()
     return counts
-
-
-def _outcome(engine: Launcher, handle: Any, job: Work) -> Outcome:
-    try:
-        return engine.outcome(handle)
-    except WorkerLost as error:
-        if job.folder.done:
-            return "done"  # the worker was lost after finishing
-        note_failure(job, str(error))
-        return "failed"
 
 
 # Engines by name, and the resources that each uses

@@ -1,8 +1,8 @@
 """Jobs on this machine: worker processes, each with its devices and a fixed number of threads.
 
 A worker, `python -m patchgen.sweep.local`, runs jobs sequentially, because importing torch takes seconds: a line of
-JSON in, the outcome as a line out. One that dies costs its run one attempt and is replaced. When its launcher ends, in
-whatever way, its input pipe closes and it exits; its run resumes at the next launch.
+JSON in, the outcome as a line out. One that dies costs its run one attempt and is replaced. When its launcher ends,
+its input pipe closes and it exits; its run resumes at the next launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn, cast
 
 from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import not_through_links, regular
-from patchgen.sweep.jobs import Outcome, Work, perform, read_work
+from patchgen.sweep.jobs import Outcome, Work, perform, read_work, to_json
 from patchgen.sweep.launch import LOG, WorkerLost
 
 
@@ -40,7 +40,7 @@ class Worker:
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # it died while idle: no answer will come
-            process.stdin.write(job.to_json() + "\n")
+            process.stdin.write(to_json(job) + "\n")
             process.stdin.flush()
         answer = process.stdout.readline().strip()
         if not answer:

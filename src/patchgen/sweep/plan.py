@@ -1,8 +1,5 @@
 """From recipes to jobs: each run once, with the name of its folder; and what they will cost.
 
-    jobs = plan([read_recipe("configs/small/ablation-small.yaml")], "runs")
-    forecast = predict_cost(jobs, "runs")     # from similar finished runs, else from a default rate
-
 Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
 """
 
@@ -166,11 +163,9 @@ class Forecast:
 
 
 def predict_cost(jobs: Sequence[Job], out: str | Path, rate: float | None = None) -> Forecast:
-    """Sum of the estimated time of the unfinished part of each job.
+    """Sum of the estimated time of the unfinished part of each job, from the finished runs in `out`.
 
-    Args:
-        out: Folder of runs; the finished ones show how long similar runs take.
-        rate: Training images per second of one worker, for runs unlike all finished ones; ``RATE`` if None.
+    `rate` is the training images per second of one worker, for runs unlike all finished ones; ``RATE`` if None.
     """
     known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for run in (RunFolder(done.parent) for done in sorted(Path(out).glob("*/done"))):
@@ -207,11 +202,9 @@ def width(config: Settings) -> float:
 
 
 def seconds_of(run: RunFolder) -> float:
-    """How long a finished run took.
+    """How long a finished run took: the training steps by its records, or all from env.json to `done`.
 
-    The records have the time of the training steps; the time from the start of its last process (env.json) to `done`
-    also includes validation and scoring. A copied folder has lost these file times, a resumed run has only those of its
-    last part.
+    A copied folder has lost these file times, a resumed run has only those of its last part.
     """
     steps = sum(record.get("seconds", 0.0) for record in run.records())
     try:

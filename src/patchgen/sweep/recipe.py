@@ -1,9 +1,5 @@
 """A recipe: one YAML file that describes many runs (the format: docs/study/sweep.md).
 
-    recipe = read_recipe("configs/small/ablation-small.yaml")
-    for run in expand(recipe, domains_of):
-        run.row, run.label, run.config
-
 Values that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
 with the whole grid. With `random` and `trials`, each combination is run with several random draws of some settings.
 """
@@ -158,11 +154,7 @@ def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = 
 
 
 def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[PlannedRun]:
-    """Every run, row by row; a wrong setting is an error that names the recipe and the row.
-
-    Args:
-        domains_of: Returns the domains of the data in some settings; called only if `unseen` is `all`.
-    """
+    """Every run, row by row; `domains_of` returns the domains of the data in some settings, if `unseen` is `all`."""
     for name, row in recipe.rows.items():
         where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
         axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
