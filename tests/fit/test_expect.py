@@ -13,7 +13,6 @@ from sklearn.covariance import LedoitWolf
 
 from patchgen.fit.calibrate import fit_familiar, fit_temperature, negative_log_likelihood, spread
 from patchgen.fit.expect import expect
-from patchgen.predict.predictor import Confidence
 from patchgen.tasks.metrics import calibration_error
 
 FOLDS = {"berlin": 0.62, "lyon": 0.71, "turin": 0.66, "graz": 0.7}
@@ -92,16 +91,6 @@ def test_temperature_claims_no_certainty_without_mistakes() -> None:
     assert fit_temperature(torch.eye(3) * 5, torch.arange(3)) == 1.0
 
 
-def test_calibration_error_by_its_definition(logits: tuple[torch.Tensor, torch.Tensor]) -> None:
-    probabilities, label = logits[0].softmax(1).numpy(), logits[1].numpy()
-    confidence, right, total = probabilities.max(1), probabilities.argmax(1) == label, 0.0
-    for low in np.arange(15) / 15:
-        inside = (confidence > low) & (confidence <= low + 1 / 15)
-        if inside.any():
-            total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    assert calibration_error(probabilities, label) == pytest.approx(total, abs=1e-9)
-
-
 def test_distances_are_mahalanobis_to_the_nearest_class() -> None:
     rng = np.random.default_rng(1)
     label = np.repeat([0, 2], 150)  # class 1 has no training image
@@ -121,11 +110,6 @@ def test_features_without_spread_do_not_break_it() -> None:
     features = torch.zeros(20, 3, dtype=torch.double)
     familiar = fit_familiar(features, torch.arange(20) % 2, features)
     assert familiar.unlike(features[:2]) == [False, False] and familiar.unlike(features[:1] + 1) == [True]
-
-
-def test_probabilities_are_tempered() -> None:
-    logits = torch.tensor([[2.0, 0.0]])
-    assert Confidence(2.0).probabilities(logits)[0, 0] == pytest.approx(1 / (1 + math.exp(-1)))
 
 
 def test_spread_takes_the_same_of_each_part() -> None:

@@ -49,7 +49,16 @@ def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
     assert time.process_time() - start < 30
 
 
-@pytest.mark.parametrize("read", [read_yaml, read_json, read_tensors, read_csv, read_rows, folder_tensors])
+def read_annotation(path: Path) -> object:
+    pytest.importorskip("shapely")
+    from patchgen.slides.annotations import summarise
+
+    return summarise(path)
+
+
+@pytest.mark.parametrize(
+    "read", [read_yaml, read_json, read_tensors, read_csv, read_rows, folder_tensors, read_annotation]
+)
 def test_pipes_are_no_files(read: Callable[[Path], object], tmp_path: Path) -> None:
     """Without the check each of these waits for a writer."""
     os.mkfifo(tmp_path / "pytorch_model.bin")

@@ -35,22 +35,14 @@ def test_links_in_a_run_folder_are_refused(
         (copy / name).unlink(missing_ok=True)
     before = outside.read_bytes() if outside.is_file() else sorted(os.listdir(outside))
     (copy / name).symlink_to(outside)
+    if name == "records.jsonl":  # it became a link after the folder was opened
+        with pytest.raises(OSError):
+            RunFolder(copy).append({"kind": "x"})
     with pytest.raises(ValueError, match=f"holds a link, '{Path(name).name}'"):
         train(Config(**{**tiny_settings, "method": "lp"}), tmp_path / "runs", quiet=True)
     with pytest.raises(ValueError, match="holds a link"):
         RunFolder.open(copy)
     assert (outside.read_bytes() if outside.is_file() else sorted(os.listdir(outside))) == before
-
-
-def test_a_lock_that_became_a_link_is_not_written_through(tiny_run: Any, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(tiny_run("lp").path, copy)
-    (tmp_path / "precious").write_text("precious")
-    (copy / "records.jsonl").unlink()
-    (copy / "records.jsonl").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError):
-        RunFolder(copy).append({"kind": "x"})
-    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md"])
@@ -144,15 +136,6 @@ def test_a_begun_slide_of_others_is_refused_in_a_sentence(content: str, tmp_path
         (tmp_path / TILES).symlink_to(tmp_path.parent / "precious")
     with pytest.raises(ValueError, match="damaged|other settings|holds a link"):
         check_settings(tmp_path / DESCRIPTION, {} if content == "link" else {"tile": 512})
-
-
-def test_an_annotation_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("shapely")
-    from patchgen.slides.annotations import summarise
-
-    os.mkfifo(tmp_path / "a.geojson")
-    with pytest.raises(ValueError, match="is a pipe or device"):
-        summarise(tmp_path / "a.geojson")
 
 
 def test_a_forged_list_of_contents_is_damage(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ with files.replacing_folder(target) as temporary:
 """
 
 
-@pytest.mark.parametrize("exchange", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kill_at_any_operation_leaves_a_whole_folder_and_later_no_leftover(tmp_path: Path, exchange: bool) -> None:
     for count in range(1, 40):
         home = tmp_path / f"{exchange}-{count}"

@@ -112,7 +112,7 @@ def test_upload_shows_the_answer_the_mask_and_the_rankings(page: Viewer, files: 
     assert page.run("document.getElementById('notice').getBoundingClientRect().top >= 0")
 
 
-def test_the_slider_dims_patches_below(page: Viewer, files: Path) -> None:
+def test_the_slider_dims_patches_below_and_the_mask_can_be_stretched(page: Viewer, files: Path) -> None:
     page.upload(files / "good0.png")
     mask = page.until("state.current.maps.mask")
     order = sorted(range(16), key=lambda i: mask[i])
@@ -126,15 +126,9 @@ def test_the_slider_dims_patches_below(page: Viewer, files: Path) -> None:
     if kept:
         assert page.run(f"{PATCH}({order[-1]})") == pytest.approx(strongest, abs=0.5)
     slide(page, 1)
-    assert (
-        page.text("kept") == "1.00: 0 of 16 patches at or above" and page.run(f"{PATCH}({order[-1]})") < strongest - 10
-    )
-
-
-def test_a_mask_is_stretched_only_when_asked_and_says_so(page: Viewer, files: Path) -> None:
-    page.upload(files / "good0.png")
-    mask = page.until("state.current.maps.mask")
-    assert page.run("shownMap()") == mask
+    assert page.text("kept") == "1.00: 0 of 16 patches at or above"
+    assert page.run(f"{PATCH}({order[-1]})") < strongest - 10
+    assert page.run("shownMap()") == mask  # stretched only when asked, and then it says so
     page.run("document.getElementById('stretch').click()")
     stretched = page.run("shownMap()")
     assert (min(stretched), max(stretched)) == (0, 1) and "STRETCHED" in page.text("scale-note")
@@ -237,7 +231,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_before(page: Viewer, files
     page.problems.clear()  # Chromium logs every 404
 
 
-def test_colours_and_opacity_of_the_map(page: Viewer, files: Path) -> None:
+def test_the_map_has_colours_and_opacity_and_is_saved_as_a_numpy_array(page: Viewer, files: Path) -> None:
     page.upload(files / "good0.png")
     page.until("state.current.maps.mask")
     assert page.run("colour(1)") == "rgba(253,231,37,0.6)"
@@ -246,11 +240,6 @@ def test_colours_and_opacity_of_the_map(page: Viewer, files: Path) -> None:
     assert page.run("colour(0.5)") == "rgba(128,128,128,1)"
     mask = page.run("state.current.maps.mask")
     assert page.run(f"{PATCH}(5)") == pytest.approx(0.75 * 255 * mask[5], abs=1.5)  # the map alone; alpha counts as 0
-
-
-def test_the_map_is_saved_as_a_numpy_array(page: Viewer, files: Path) -> None:
-    page.upload(files / "good0.png")
-    mask = page.until("state.current.maps.mask")
     page.run("window.saved = []; HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }")
     page.run("document.getElementById('save-array').click(); document.getElementById('save-picture').click()")
     page.until("saved.length === 2")

@@ -46,9 +46,7 @@ BATCHES = (1, 32)  # a dynamic batch size must work with one image and with many
 
 
 class Difference(NamedTuple):
-    """The largest difference of an output from the original's, and what is allowed."""
-
-    value: float
+    value: float  # the largest difference of an output from the original's
     allowed: float
 
 

@@ -243,16 +243,15 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
             raise ValueError(f"{file}: {name:.100} is of type {tensor.dtype}, not float32; get the folder again")
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{file}: {name:.100} holds values that are not finite")
-    classes, head = len(facts["classes"]), tensors.get(MODEL + "head.weight")
-    plain = head is not None and MODEL + "head.bias" in tensors  # else it is a projection to sentences
-    if head is not None and plain and (head.ndim != 2 or len(head) != classes):
-        raise ValueError(f"{file}: head.weight has shape {tuple(head.shape)} for {classes} classes")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    classes, head = len(facts["classes"]), shapes.get(MODEL + "head.weight")
+    if MODEL + "head.bias" in shapes and head and (len(head) != 2 or head[0] != classes):  # else it reads sentences
+        raise ValueError(f"{file}: head.weight has shape {head} for {classes} classes")
     if facts["unlike_threshold"] is None:
         return
-    centres, whitening = (tensors.get(FAMILIAR + name) for name in ("centres", "whitening"))
-    width = next((t.shape[1] for t in (head, whitening) if t is not None and t.ndim == 2), 0)
-    fits = centres is not None and centres.ndim == 2 and 0 < len(centres) <= classes and centres.shape[1] == width
-    if not fits or whitening is None or whitening.shape != (width, width):
+    centres, whitening = (shapes.get(FAMILIAR + name, ()) for name in ("centres", "whitening"))
+    width = next((shape[1] for shape in (head, whitening) if shape and len(shape) == 2), 0)
+    if whitening != (width, width) or centres[1:] != (width,) or not 0 < centres[0] <= classes:
         raise ValueError(f"{file}: familiar.centres and familiar.whitening do not fit features of {width} numbers")
 
 
@@ -348,9 +347,10 @@ def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
     except (OSError, HTTPError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"there is no folder {source}, and the hub gave no model of that name ({_first_line(error)}); check the "
-            "spelling, log in if it is private, or give a local folder"
+            f"there is no folder {source}, and the hub gave no model of that name ({reason}); check the spelling, log "
+            "in if it is private, or give a local folder"
         ) from error
 
 
@@ -365,11 +365,6 @@ def push_model(folder: Path, repo: str, *, private: bool = False) -> str:
         done = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES),
                                  commit_message=f"patchgen {__version__}")  # fmt: skip
     except (OSError, HTTPError, ValueError) as error:
-        raise ValueError(
-            f"the hub did not take {repo!r} ({_first_line(error)}); log in with `hf auth login` first"
-        ) from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"the hub did not take {repo!r} ({reason}); log in with `hf auth login` first") from error
     return str(done)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -34,7 +35,6 @@ MEDIA = {"html": "text/html", "css": "text/css", "svg": "image/svg+xml", "js": "
 Id = Field(max_length=64)
 T = TypeVar("T")
 log = logging.getLogger("patchgen.viewer")
-QUIET = 10.0  # seconds
 
 
 class ImageRequest(BaseModel):
@@ -69,7 +69,7 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().set_exception_handler(_OneLine())
+        asyncio.get_running_loop().set_exception_handler(_log_in_one_line)
         yield
         viewer.worker.close()
 
@@ -110,22 +110,16 @@ async def _error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": message}, status)
 
 
-class _OneLine:
-    """Logs an error outside of requests in one line, once in `QUIET` seconds.
+def _log_in_one_line(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error outside of requests, such as a lack of file descriptors for new connections."""
+    error = context.get("exception")
+    reason = f"{type(error).__name__}: {error}" if error else "no reason given"
+    _warn_once(f"{context.get('message', '')} ({reason})".replace("\n", " ")[:300])
 
-    Without file descriptors for new connections the loop retries thousands of times a second.
-    """
 
-    def __init__(self) -> None:
-        self.last: dict[str, float] = {}
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        reason = f"{type(error).__name__}: {error}" if error else "no reason given"
-        line = f"{context.get('message', '')} ({reason})".replace("\n", " ")[:300]
-        if loop.time() - self.last.get(line, -QUIET) >= QUIET:
-            self.last = {line: loop.time()}
-            log.warning("%s", line)
+@lru_cache(maxsize=16)  # where no connection can be accepted, the loop tries thousands of times a second
+def _warn_once(line: str) -> None:
+    log.warning("%s", line)
 
 
 class ModelThread:
