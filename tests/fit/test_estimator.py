@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,23 +123,6 @@ def test_nothing_works_before_a_fit(tmp_path: Path) -> None:
     for use in ("predict", "predict_proba", "explain", "save"):
         with pytest.raises(NotFittedError, match="not fitted yet"):
             getattr(PatchGenClassifier(), use)(tmp_path)
-
-
-def test_importing_the_package_costs_nothing() -> None:
-    code = "import sys, patchgen; assert 'PatchGenClassifier' in patchgen.__all__; assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_fit_is_silenced_by_the_logger(
-    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = PatchGenClassifier(**{**CHEAP, "quiet": False}, method="lp", runs=str(tmp_path / "a"))
-    model.fit(image_folder, unseen="studio")
-    assert "backbone: tiny" in (said := capsys.readouterr().err) and "calibrating" in said and "[3/3]" in said
-    monkeypatch.setattr(logging.getLogger("patchgen"), "level", logging.WARNING)
-    logging.getLogger("patchgen").manager._clear_cache()  # type: ignore[attr-defined]
-    model.set_params(runs=str(tmp_path / "b")).fit(image_folder, unseen="studio")
-    assert capsys.readouterr() == ("", "")
 
 
 # What is known after a fit
