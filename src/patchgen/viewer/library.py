@@ -9,7 +9,7 @@ import re
 import statistics
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,16 +134,16 @@ class Library:
         """Images of the run's unseen domain, balanced over classes; none if its data are missing."""
         item = self.item(name)
         if name not in self._examples:
-            self._examples[name] = _examples_of(item) if item.kind == "run" else []
+            self._examples[name] = _examples_of(item.path) if item.kind == "run" else []
         return self._examples[name]
 
 
-def _examples_of(item: Item) -> list[Example]:
+def _examples_of(run: Path) -> list[Example]:
     from patchgen.predict.fold_runs import unseen_rows
     from patchgen.tasks import make_fold
 
     try:
-        config = RunFolder.open(item.path).config
+        config = RunFolder.open(run).config
         fold = make_fold(config)
         rows = unseen_rows(fold, EXAMPLES, config.seed).tolist()
     except (ValueError, OSError):  # moved or changed data, or a run of stages: there is nothing to offer
@@ -169,23 +169,16 @@ def detail(item: Item) -> dict[str, Any]:
     row = overview(item)
     if "error" in row or item.kind == "model":
         return row | {"curves": {}, "summary": _text(item.path / "README.md")}
-    records = RunFolder(item.path).records("evaluation")
-    return row | {"curves": _plain(curves(records)), "summary": _text(item.path / "summary.md")}
+    records, curves = RunFolder(item.path).records("evaluation"), dict[str, Any]()
+    for name, keys in CURVES.items():  # [[step, value], ...] of those with values
+        points = [[r["step"], value] for r in records if "step" in r and (value := _at(r, keys)) is not None]
+        curves |= {name: points} if points else {}
+    return row | {"curves": _plain(curves), "summary": _text(item.path / "summary.md")}
 
 
 def _plain(value: Any) -> Any:
     """A value that JSON can hold: numbers that are not finite become null."""
     return json.loads(json_text(value))
-
-
-def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
-    """Name -> [[step, value], ...] of the curves with values."""
-    records = list(records)
-    points = {
-        name: [[r["step"], value] for r in records if "step" in r and (value := _at(r, keys)) is not None]
-        for name, keys in CURVES.items()
-    }
-    return {name: curve for name, curve in points.items() if curve}
 
 
 def _at(record: Any, keys: tuple[str, ...]) -> float | None:
@@ -203,8 +196,7 @@ def _at(record: Any, keys: tuple[str, ...]) -> float | None:
 def _run_row(run: RunFolder) -> dict[str, Any]:
     settings = _without_place(run.settings.result_settings())
     facts = {name: settings.get(name) for name in ("method", "unseen", "seed")}
-    return {"done": run.done, "task": settings.get("task", "mdg"), **facts, "settings": settings,
-            "scores": _scores(run)}  # fmt: skip
+    return facts | {"done": run.done, "task": settings.get("task", "mdg"), "settings": settings, "scores": _scores(run)}
 
 
 def _scores(run: RunFolder) -> dict[str, float]:
