@@ -94,7 +94,7 @@ def test_training_and_use_see_the_same_pixels(
 ) -> None:
     from patchgen.data.images import ImageStore, decode
     from patchgen.fit.procedure import fit, predictions_at
-    from patchgen.predict.export import export, export_wsinfer
+    from patchgen.predict.export import export
     from patchgen.predict.model_folder import read_model, write_model
     from patchgen.predict.predictor import load_run
     from patchgen.runs.folder import RunFolder
@@ -131,8 +131,6 @@ def test_training_and_use_see_the_same_pixels(
     pytest.importorskip("onnx")
     with pytest.raises(ValueError, match="normalises the stains"):
         export(read, tmp_path / "m.onnx", [decode(files[0], 28)])
-    with pytest.raises(ValueError, match="normalises the stains"):
-        export_wsinfer(read, tmp_path / "wsinfer", [decode(files[0], 28)], spacing=0.5, patch=28)
     trained.clear()  # methods are compared on the images that their runs were trained to read
     (run / "selected_predictions.safetensors").unlink()  # as an earlier version left it
     predictions_at(RunFolder.open(run), make_fold(config), "selected")

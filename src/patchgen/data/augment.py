@@ -27,22 +27,14 @@ OPERATIONS = ("brightness", "contrast", "saturation", "hue")  # `AugmentDraw.ord
 class Augment:
     """Ranges of the random operations; the defaults are those of the SWAD / MIRO / GMDG lineage."""
 
-    scale: tuple[float, float] = (0.7, 1.0)
-    """Share of the image's area that a crop keeps."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width / height of a crop."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
-    brightness: float = 0.3
-    """Factors are uniform in [1 - x, 1 + x]."""
-    contrast: float = 0.3
-    """Factors are uniform in [1 - x, 1 + x]."""
-    saturation: float = 0.3
-    """Factors are uniform in [1 - x, 1 + x]."""
-    hue: float = 0.3
-    """Turns of the colour circle are uniform in [-x, x]."""
-    grayscale: float = 0.1
-    """Probability of dropping all colour."""
+    scale: tuple[float, float] = (0.7, 1.0)  # share of the image's area that a crop keeps
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of a crop
+    flip: float = 0.5  # probability of a horizontal flip
+    brightness: float = 0.3  # factors are uniform in [1 - x, 1 + x]
+    contrast: float = 0.3  # factors are uniform in [1 - x, 1 + x]
+    saturation: float = 0.3  # factors are uniform in [1 - x, 1 + x]
+    hue: float = 0.3  # turns of the colour circle are uniform in [-x, x]
+    grayscale: float = 0.1  # probability of dropping all colour
 
     def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
         """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""

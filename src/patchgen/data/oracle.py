@@ -285,10 +285,10 @@ def suite_spec(name: str) -> OracleSpec:
     return SUITE[name]
 
 
-def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
+def suite_folder(name: str) -> Path:
     """The images folder of a suite member, for `read_table`; written to the user's cache on first use."""
     oracle = Oracle(suite_spec(name))
-    return oracle.write(cache_dir() / "oracle" / f"{name}-{oracle.digest()}", progress) / "images"
+    return oracle.write(cache_dir() / "oracle" / f"{name}-{oracle.digest()}") / "images"
 
 
 def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:

@@ -36,14 +36,10 @@ INSTALL = 'stain normalisation needs torchstain, which is not installed: pip ins
 class Histology:
     """Ranges of the random operations; zero everywhere changes nothing."""
 
-    turn: float = 0.75
-    """Probability of a turn; 90, 180 and 270 degrees are equally likely."""
-    flip: float = 0.5
-    """Probability of a mirror image, left to right."""
-    scale: float = 0.05
-    """Each stain is multiplied by a factor uniform in [1 - x, 1 + x]."""
-    shift: float = 0.05
-    """To each stain's density is added a number uniform in [-x, x]."""
+    turn: float = 0.75  # probability of a turn; 90, 180 and 270 degrees are equally likely
+    flip: float = 0.5  # probability of a mirror image, left to right
+    scale: float = 0.05  # each stain is multiplied by a factor uniform in [1 - x, 1 + x]
+    shift: float = 0.05  # to each stain's density is added a number uniform in [-x, x]
 
     def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
         """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""

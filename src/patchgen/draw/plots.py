@@ -69,8 +69,3 @@ def percent_axis(axes: Axes, highest: float) -> None:
 
     ticks = [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, min(highest, 100)) if tick <= 100]
     axes.set(xlim=(0, 1.18 * max(highest, 1)), xticks=ticks)
-
-
-def cap_percent(axes: Axes) -> None:
-    """A y axis in per cent without a margin above 100."""
-    axes.set_ylim(top=min(axes.get_ylim()[1], 100.8))

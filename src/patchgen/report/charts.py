@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, percent_axis, plain
 from patchgen.report.table import Grid, Line
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def stages(grid: Grid) -> Figure:
         axes.set(title=title, xticks=range(len(sessions)))
         axes.set_xticklabels(sessions, fontsize=8.5)
         plain(axes)
-    cap_percent(first)
+    first.set_ylim(top=min(first.get_ylim()[1], 100.8))  # per cent: no margin above 100
     first.set_ylabel("accuracy (%)")
     _legend(panels[-1])
     _gain_panel(figure.add_subplot(parts[1, :]), grid)
