@@ -12,23 +12,26 @@ of 1.1.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
-from benchmarks.generated import write_manifest, write_runs
 from benchmarks.growth import Work, fit_exponent
-from patchgen.config import Config
+from patchgen.config import Config, dump_config
 from patchgen.data.images import ImageStore
 from patchgen.data.splits import write_splits
-from patchgen.data.table import fingerprint, read_table
+from patchgen.data.table import fingerprint, read_table, write_csv
 from patchgen.report.write import write_report
 from patchgen.runs.find import describe, find_runs
+from patchgen.runs.folder import run_name
 from patchgen.runs.scores import read_runs
 from patchgen.tasks import make_fold
 from patchgen.tasks.metrics import probability_scores
@@ -38,6 +41,10 @@ KINDS = ("images", "sites", "classes", "runs")
 SCALED = ("images", "runs")
 SMALL = {"repeats": 1, "scale": 0.01}
 LEAST_SECONDS = 2e-4  # below this a clock says nothing
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+RATES, SEEDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), (1, 2, 3)
+CLASS = 7
+PER_FOLDER = 1_000  # files
 
 
 def measure(*, repeats: int = 2, scale: float = 1.0, over: tuple[str, ...] = KINDS) -> dict[str, Any]:
@@ -151,3 +158,68 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int, Path], Work], Sequence[int]]] 
         lambda n, folder: _runs(n, folder, lambda at: write_report([at], folder / "report")), (10, 100, 1_000),
     ),
 }  # fmt: skip
+
+
+# Tables and run folders of any size: what a large project leaves on disk, without its images
+
+
+def write_manifest(folder: Path, rows: int, sites: int = 4, classes: int = CLASS) -> Path:
+    """A CSV manifest of so many files, which hold nothing; it is made once."""
+    manifest = folder / f"{rows}-{sites}-{classes}.csv"
+    if manifest.exists():
+        return manifest
+    lines = []
+    for row in range(rows):
+        name = f"{manifest.stem}/{row // PER_FOLDER:05}/{row:07}.jpg"
+        if row % PER_FOLDER == 0:
+            (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+        lines.append((name, f"site {row % sites:03}", f"class {row // sites % classes:04}"))
+    write_csv(manifest, ("path", "domain", "label"), lines)
+    return manifest
+
+
+def write_runs(folder: Path, count: int, images: int = 40, evaluations: int = 6) -> Path:
+    """So many finished runs: five rates, four folds and three seeds of each method; they are made once."""
+    place = folder / f"runs-{count}"
+    if place.exists():
+        return place
+    lines = [f"{d}/{i}.jpg,{d},class {i % CLASS},,in,domainbed,1,0.2" for d in DOMAINS for i in range(images)]
+    splits = "\n".join(["path,domain,label,group,part,rule,seed,holdout", *lines]) + "\n"
+    start = Config("data/PACS", DOMAINS[0], method="m", swad=True)
+    text = dump_config(start)
+    for number in range(count):
+        method, rest = divmod(number, len(RATES) * len(DOMAINS) * len(SEEDS))
+        rate, rest = divmod(rest, len(DOMAINS) * len(SEEDS))
+        domain, seed = divmod(rest, len(SEEDS))
+        own = {"unseen": DOMAINS[domain], "method": f"method-{method:04}", "lr": RATES[rate], "seed": SEEDS[seed]}
+        run = place / run_name(replace(start, **own), "generated")
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").write_text(_with(text, own))
+        (run / "splits.csv").write_text(splits)
+        backbone = {"resolved": "file vit_tiny_patch16_224.safetensors", "digest": "0" * 64}
+        (run / "env.json").write_text(json.dumps({"backbone": backbone, "data": "0" * 16}))
+        lines_of_run = _records(own["unseen"], evaluations, number).encode()
+        (run / "records.jsonl").write_bytes(lines_of_run)
+        (run / "done").write_text(f"2026-01-01T00:00:00+0000\nrecords {zlib.crc32(lines_of_run)}\n")
+    return place
+
+
+def _with(text: str, own: dict[str, Any]) -> str:
+    """The settings file with a few other values: making it anew takes longer than all else."""
+    lines = dict(line.split(": ", 1) for line in text.splitlines())
+    return "".join(f"{name}: {value}\n" for name, value in (lines | {k: str(v) for k, v in own.items()}).items())
+
+
+def _records(unseen: str, evaluations: int, number: int) -> str:
+    """As a run writes them."""
+    sources = [domain for domain in DOMAINS if domain != unseen]
+    value = 0.5 + number % 97 / 200
+    scores = {"accuracy": value, "f1": value, "balanced_accuracy": value, "macro_f1": value, "images": 400, "loss": 0.5}
+    lines: list[dict[str, Any]] = [
+        {"kind": "evaluation", "step": 25 * i, "train": {"main": 1.0}, "validation": dict.fromkeys(sources, scores)}
+        for i in range(evaluations)
+    ]
+    test = {"kind": "test", "unseen": unseen, "step": 25, "metric": "accuracy", "in": scores, "out": scores}
+    lines += [{**test, "checkpoint": name, "all": scores} for name in ("selected", "swad")]
+    return "".join(json.dumps(line) + "\n" for line in lines)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import common, flat
-from benchmarks.generated import write_manifest, write_runs
+from benchmarks.bookkeeping import write_manifest, write_runs
 from patchgen.data.table import read_table
 from patchgen.report.write import make_grids
 from patchgen.runs.scores import read_runs

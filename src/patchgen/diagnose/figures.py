@@ -116,7 +116,8 @@ def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.nda
 def _scatter(axes: Axes, points: np.ndarray, group: np.ndarray, titles: Mapping[str, str]) -> None:
     for i, (name, title) in enumerate(titles.items()):
         marker = MARKERS[(i + i // len(PALETTE)) % len(MARKERS)]  # a second round of colours gets other markers
-        axes.scatter(*points[group == name].T, s=13, color=PALETTE[i % len(PALETTE)], marker=marker, linewidths=0,
+        x, y = points[group == name].T
+        axes.scatter(x, y, s=13, color=PALETTE[i % len(PALETTE)], marker=marker, linewidths=0,
                      alpha=0.8, label=title)  # fmt: skip
     axes.set(xticks=[], yticks=[])
     if len(titles) <= 24:

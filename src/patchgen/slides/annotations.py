@@ -108,7 +108,10 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Coun
     for number, feature in enumerate(_features(Path(path)), 1):
         try:
             properties, geometry = feature.get("properties") or {}, feature.get("geometry") or {}
-            name, kind = _class_name(properties), str(properties.get("objectType") or "annotation").lower()
+            kind = str(properties.get("objectType") or "annotation").lower()
+            about = properties.get("classification") or {}
+            # a derived class has several names, and is written `Tumor: Positive` in QuPath
+            name = ": ".join(map(str, about.get("names") or [about.get("name") or ""])).strip()
             if kind not in ("annotation", "pathannotationobject"):
                 ignored[f"object of type {kind}"] += 1
             elif geometry.get("type") not in (*AREAS, "GeometryCollection"):
@@ -149,13 +152,6 @@ def _features(path: Path) -> list[dict[str, Any]]:
     if data.count(b"[") > MOST_POINTS:  # each point is a list
         raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
     return features
-
-
-def _class_name(properties: dict[str, Any]) -> str:
-    """QuPath's name of a class; a derived class has several parts, written `Tumor: Positive` there."""
-    about = properties.get("classification") or {}
-    names = about.get("names") or [about.get("name") or ""]
-    return ": ".join(str(name) for name in names).strip()
 
 
 def _area(geometry: dict[str, Any]) -> BaseGeometry:

@@ -135,22 +135,16 @@ def write_cohort(
     rows = [[*_cells(slide), ""] for slide in slides]
     rows += [[name, *[""] * (len(header) + len(names) - 1), reason] for name, reason in failed]
     write_csv(out / TABLE, [*header, *names, "error"], rows, people=True)
-    pooled = _by_patient(slides, patients or {})
+    groups: dict[str, list[SlideSummary]] = {}
+    for slide in slides:  # one of no patient is left out
+        if patient := (patients or {}).get(slide.slide) or (patients or {}).get(Path(slide.slide).stem):
+            groups.setdefault(patient, []).append(slide)
+    # each slide counts by its tiles
+    pooled = [(name, of, Rates(np.concatenate([slide.rates.blocks for slide in of]))) for name, of in groups.items()]
     if pooled:
         rows = [[name, str(len(of)), str(rate.tiles), classes[rate.best], *_numbers(rate)] for name, of, rate in pooled]
         write_csv(out / PATIENTS, ["patient", "slides", "tiles", "label", *names], rows, people=True)
     return write_page(out / PAGE, _page(slides, failed, pooled))
-
-
-def _by_patient(
-    slides: Sequence[SlideSummary], patients: Mapping[str, str]
-) -> list[tuple[str, list[SlideSummary], Rates]]:
-    """Patient, slides and pooled tiles, in which each slide counts by its tiles; a slide of no patient is left out."""
-    groups: dict[str, list[SlideSummary]] = {}
-    for slide in slides:
-        if patient := patients.get(slide.slide) or patients.get(Path(slide.slide).stem):
-            groups.setdefault(patient, []).append(slide)
-    return [(name, of, Rates(np.concatenate([slide.rates.blocks for slide in of]))) for name, of in groups.items()]
 
 
 def _numbers(rate: Rates) -> list[str]:

@@ -14,7 +14,6 @@ from patchgen.theory.bounds import BoundCheck, DomainRisk, Head, masked
 from patchgen.theory.oracle import BOUND, LOCAL, PATCHES, Encoder, Patches, draw, local_spec
 
 if TYPE_CHECKING:
-    from patchgen.model.classifier import Classifier
     from patchgen.predict.fold_runs import Subject
 
 SIZES = (1, 4, 12, 36)
@@ -341,27 +340,21 @@ def _read(subject: Subject, rows: np.ndarray, tick: Tick) -> tuple[Patches, Sele
     """u_p, and z+ under the learned and under the true mask, of rows of the run's table."""
     import torch
 
+    from patchgen.model.patchgen import PatchGen
+
     model, truth, table, outputs = subject.model, subject.truth, subject.fold.table, []
-    assert truth is not None
+    assert truth is not None and isinstance(model.select, PatchGen)  # checked by `measure_run`
+    contexts: list[torch.Tensor] = []  # U (B,P,D), what the module's output projection makes of the patches
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         with torch.inference_mode():
             tokens = model.read(subject.normalised(subject.pixels(part)))
-            out, u = _context(model, tokens)
+            with model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u)):
+                out = model.classify(tokens)
             given_truth = model.classify(tokens, torch.from_numpy(truth[part]).to(tokens))
-        values = u, out.mask, out.features, given_truth.features
+        values = contexts.pop(), out.mask, out.features, given_truth.features
         outputs.append([value.double().cpu().numpy() for value in values])
         tick(len(part))
     u, mask, learned, true = map(np.concatenate, zip(*outputs, strict=True))
     patches = Patches(u, truth[rows], table.label[rows], table.domain[rows], table.domains)
     return patches, Selection("learned mask", mask, learned, true)
-
-
-def _context(model: Classifier, tokens: Any) -> tuple[Any, Any]:
-    """The classifier's output and U (B,P,D), what the module's output projection makes of the patches."""
-    from patchgen.model.patchgen import PatchGen
-
-    contexts: list[Any] = []
-    assert isinstance(model.select, PatchGen)  # checked by `measure_run`
-    with model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u)):
-        return model.classify(tokens), contexts[0]
