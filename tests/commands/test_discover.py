@@ -83,7 +83,11 @@ def test_the_page_stands_beside_its_sheets(run: str, photos: Path, tmp_path: Pat
     text = (out / "index.html").read_text()
     sources = re.findall(r'src="([^"]+)"', text)
     assert sources == ["new-1.png", "new-2.png"] and all((out / name).is_file() for name in sources)
-    assert "not an annotation" in text and "not a probability" in text and "10 images: 8 in 2 groups" in text
+    assert (
+        "not an annotation" in text
+        and "not a probability" in text
+        and "10 images: 8 fit no known class (groups: 2)" in text
+    )
     assert "<script" not in text and "://" not in text and not re.findall(r'alt=""', text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -413,7 +414,7 @@ def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
     assert text.startswith("# patchgen-select on all domains") and "Do not expect this accuracy at a new domain" in text
     [chosen] = [r for r in run.records("evaluation") if f"at step {r['step']}:" in text]
     for name, found in chosen["validation"].items():
-        assert f"| {name} | {found['accuracy']:.4f} | {found['images']} |" in text
+        assert re.search(rf"\| {name} +\| {found['accuracy']:.4f} +\| {found['images']} +\|", text)
 
 
 def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path: Path) -> None:

@@ -141,8 +141,7 @@ def check_readable(plan: Plan) -> None:
         bad = store.unreadable(rows, bar.tick)
     if bad:
         count = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-        advice = "repair, replace or remove (also from a manifest), then repeat:"
-        lines = [f"{count} of {len(rows):,} cannot be read; {advice}"]
+        lines = [f"{count} of {len(rows):,} cannot be read; repair, replace or remove them (also from a manifest):"]
         lines += [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
         lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
         raise ValueError("\n".join(lines))
