@@ -209,7 +209,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "gmdg", "hparams": {"domian": 0.1}}, "'gmdg' has no hyper-parameter 'domian'; did you mean 'domain'"),
     ({"method": "coral", "hparams": {"lr_mult": 3.0}}, "method 'coral' has no hyper-parameter 'lr_mult'"),
     ({"method": "miro", "hparams": {"miro": -0.1}}, "miro must be a non-negative number, not -0.1"),
-    ({"method": "miro", "hparams": {"miro": math.nan}}, "hparams must be `name: value` pairs, each a finite number, not"),
+    ({"method": "miro", "hparams": {"miro": math.nan}}, "hparams must be `name: value` pairs, each a finite number"),
     ({"method": "vrex", "hparams": {"anneal": 1.5}}, "anneal must be a share from 0 to 1, not 1.5"),
     *(({"method": name, "class_weights": "balanced"}, "leave --class-weights out")
       for name in ("mixup", "groupdro", "promptstyler")),
