@@ -177,7 +177,7 @@ def test_presets_are_valid(preset: str) -> None:
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
-    from patchgen.ccd.stages import read_schedule
+    from patchgen.ccd.stages import get_schedule
     from patchgen.methods import make_method
     from patchgen.model.backbone import BACKBONES
     from patchgen.sweep.recipe import expand, is_recipe, read_recipe
@@ -192,7 +192,7 @@ def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 make_method(config)
         assert len({str(config) for config in runs}) == len(runs) > 1
     elif path.name.startswith("ccd-"):
-        assert len(read_schedule(path).groups) == 4
+        assert len(get_schedule(path).groups) == 4
     else:
         assert load_settings(path).unseen
 

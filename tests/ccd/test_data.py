@@ -147,5 +147,5 @@ def test_data_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such data"):
         read_stream(tmp_path / "animal")
     (tmp_path / "animals" / "fox").mkdir()
-    with pytest.raises(ValueError, match="the class folder 'fox' .*holds no image"):
+    with pytest.raises(ValueError, match="class folder 'fox' .*holds no image"):
         read_stream(tmp_path / "animals")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from forged import LAUGHS
 
-from patchgen.ccd.stages import read_schedule
+from patchgen.ccd.stages import get_schedule
 from patchgen.cli import main
 from patchgen.common.files import read_csv
 from patchgen.common.untrusted import read_json, read_tensors, read_yaml, shortly
@@ -42,7 +42,7 @@ CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1,
 def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
     start = time.process_time()
-    for read in (read_yaml, load_settings, read_schedule):
+    for read in (read_yaml, load_settings, get_schedule):
         with pytest.raises(ValueError, match=message) as caught:
             read(tmp_path / "a.yaml")
         assert len(str(caught.value)) < 1000

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -33,27 +31,28 @@ def is_cifar(folder: Path) -> bool:
     return (folder / NAMES).is_file() and any((folder / f"{part}.bin").is_file() for part in OFFICIAL_IMAGES)
 
 
-def cifar_table(root: str | Path, part: Literal["train", "test"] = "train") -> Table:
-    """The images of one part, in the official order, as files in the user's cache (written there the first time)."""
-    folder = Path(os.path.abspath(os.path.expanduser(root)))
-    files = [folder / name for name in ("train.bin", "test.bin", NAMES)]
+def read_cifar(folder: Path) -> tuple[Table, np.ndarray, tuple[str, ...]]:
+    """The images in the official order, as files in the user's cache; the rows of the test part; remarks."""
+    files = [*(folder / f"{part}.bin" for part in OFFICIAL_IMAGES), folder / NAMES]
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(f"'{folder}' lacks {', '.join(missing)}; unpack the binary version of CIFAR-100 again")
     classes = _class_names(folder / NAMES)
-    records = _records(folder / f"{part}.bin", len(classes))
-    label = records[:, 1].astype(np.int64)
-    paths = tuple(f"{part}/{classes[c]}/{i:05d}.png" for i, c in enumerate(label))
+    parts = {file.stem: _records(file, len(classes)) for file in files[:2]}
+    paths = tuple(f"{part}/{classes[record[1]]}/{i:05d}.png" for part, records in parts.items()
+                  for i, record in enumerate(records))  # fmt: skip
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    home = cache_dir() / "cifar-100" / digest.hexdigest()[:16]
-    if (home / part).is_dir():
-        _check_complete(home, part, paths)
-    else:
-        with replacing_folder(home / part, sync=False) as temporary:
-            _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], records[:, 2:])
-    return Table(Path(os.path.abspath(home)), paths, ("cifar-100",), classes, np.zeros_like(label), label)
+    home = Path(os.path.abspath(cache_dir() / "cifar-100" / digest.hexdigest()[:16]))
+    if not all(os.path.isfile(os.path.join(home, path)) for path in paths):
+        _write_images(home, paths, parts)
+    label = np.concatenate([records[:, 1] for records in parts.values()]).astype(np.int64)
+    counts = {part: len(records) for part, records in parts.items()}
+    listed = " and ".join(f"{counts[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
+    notes = () if counts == OFFICIAL_IMAGES else (f"CIFAR-100: a subset, {listed}",)
+    table = Table(home, paths, ("cifar-100",), classes, np.zeros_like(label), label)
+    return table, np.arange(counts["train"], len(paths)), notes
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
@@ -81,21 +80,12 @@ def _records(path: Path, classes: int) -> np.ndarray:
     return records
 
 
-def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray) -> None:
-    """Write pixels (N, 3072), planes R, G, B."""
+def _write_images(home: Path, paths: tuple[str, ...], parts: dict[str, np.ndarray]) -> None:
     from PIL import Image
 
-    for place in {os.path.dirname(path) for path in paths}:
-        (folder / place).mkdir(parents=True)
-    for path, image in zip(paths, pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), strict=True):
-        Image.fromarray(np.ascontiguousarray(image)).save(folder / path, compress_level=1)
-
-
-def _check_complete(home: Path, part: str, paths: Sequence[str]) -> None:
-    """ValueError if images have been lost since they were written."""
-    there = {f"{part}/{os.path.basename(place)}/{name}" for place, _, names in os.walk(home / part) for name in names}
-    if lost := [path for path in paths if path not in there]:
-        raise ValueError(
-            f"'{home / part}' has lost {len(lost)} of {len(paths)} images, first '{lost[0]}'; remove that folder "
-            "to have it written again"
-        )
+    with replacing_folder(home, sync=False) as temporary:
+        for place in {os.path.dirname(path) for path in paths}:
+            (temporary / place).mkdir(parents=True)
+        images = (record[2:].reshape(3, 32, 32) for records in parts.values() for record in records)
+        for path, pixels in zip(paths, images, strict=True):
+            Image.fromarray(pixels.transpose(1, 2, 0)).save(temporary / path, compress_level=1)

@@ -20,14 +20,11 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from patchgen.common.files import write_csv
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import broken_rule, read_yaml, shortly
-from patchgen.data.table import Table
 
 UNUSED = -1
 
@@ -41,10 +38,34 @@ class Schedule:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        groups, ratios = _lists(self.groups), _lists(self.ratios)
-        if rule := _broken_rule(groups, ratios, self.seed):
-            raise ValueError(rule)
-        for name, rows in (("groups", groups), ("ratios", ratios)):
+        groups, ratios = self.groups, self.ratios
+        for name, hint, most in (
+            ("groups", list[float] | list[list[str]], 1),
+            ("ratios", list[list[float]], 1),
+            ("seed", int, math.inf),
+        ):
+            if rule := broken_rule(value := getattr(self, name), hint, (0, most)):
+                fix = "; put class names in quotes" * (name == "groups")
+                raise ValueError(f"{name} must be {rule}, not {shortly(value)}{fix}")
+        if len(groups) < 2:
+            raise ValueError(
+                f"groups must list two or more class groups, the labelled one first, not {shortly(groups)}"
+            )
+        if isinstance(groups[0], (list, tuple)):
+            names = [name for members in groups for name in members]  # type: ignore[union-attr]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"class {shortly(twice[0])} is in more than one place of groups; keep one")
+            if not all(groups):
+                raise ValueError(f"every group must name a class, not {shortly(groups)}")
+        elif 0 in groups or math.fsum(groups) > 1 + 1e-9:  # type: ignore[arg-type]
+            raise ValueError(f"the shares of the classes must be above 0 and at most 1 together, not {shortly(groups)}")
+        if [len(row) for row in ratios] != list(range(len(groups), 0, -1)) or any(row[0] == 0 for row in ratios):
+            raise ValueError(
+                f"ratios must have a row for each of the {len(groups)} class groups, with one number above 0 for the "
+                f"stage where the group enters and one for each later stage, not {shortly(ratios)}"
+            )
+        for name in ("groups", "ratios"):
+            rows = getattr(self, name)
             object.__setattr__(self, name, tuple(tuple(row) if isinstance(row, list) else row for row in rows))
 
     def group_of(self, class_names: Sequence[str]) -> np.ndarray:
@@ -62,38 +83,6 @@ class Schedule:
                     raise ValueError(f"group {g} names the class {shortly(name)}, which the data does not have{hint}")
                 group[ids[name]] = g
         return group
-
-
-def _lists(value: Any) -> Any:
-    return [_lists(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _broken_rule(groups: Any, ratios: Any, seed: Any) -> str:
-    """The first rule that a schedule breaks, in words, with the value; empty if it breaks none."""
-    for name, value, hint, bounds in (
-        ("groups", groups, list[float] | list[list[str]], (0, 1)),
-        ("ratios", ratios, list[list[float]], (0, 1)),
-        ("seed", seed, int, (0, math.inf)),
-    ):
-        if rule := broken_rule(value, hint, bounds):
-            return f"{name} must be {rule}, not {shortly(value)}" + "; put class names in quotes" * (name == "groups")
-    if len(groups) < 2:
-        return f"groups must list two or more class groups, the labelled one first, not {shortly(groups)}"
-    if isinstance(groups[0], list):
-        names = [name for members in groups for name in members]
-        if twice := [name for name in names if names.count(name) > 1]:
-            return f"class {shortly(twice[0])} is in more than one place of groups; keep one"
-        if [] in groups:
-            return f"group {groups.index([])} names no class; name some, or leave the group and its row of ratios out"
-    elif 0 in groups or math.fsum(groups) > 1 + 1e-9:
-        return f"the shares of the classes must be above 0 and make at most 1 together, not {shortly(groups)}"
-    lengths, expected = [len(row) for row in ratios], list(range(len(groups), 0, -1))
-    if lengths != expected:
-        rule = f"one row for each of the {len(groups)} class groups, with {shortly(expected)} numbers"
-        return f"ratios must have {rule}: one for each stage from the one where the group enters; they have {lengths}"
-    if empty := [g for g, row in enumerate(ratios) if row[0] == 0]:
-        return f"row {empty[0]} of ratios cannot begin with 0: a group needs images where it enters"
-    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,32 +111,25 @@ class Stages:
 
 
 def get_schedule(name: str | Path) -> Schedule:
-    """A named schedule, or one in a YAML file."""
+    """A named schedule, or one in a YAML file; raises ValueError with the fix."""
     if str(name) in SCHEDULES:
         return SCHEDULES[str(name)]
-    if Path(name).suffix.lower() in (".yaml", ".yml"):
-        return read_schedule(name)
-    hint = did_you_mean(str(name), SCHEDULES)
-    raise ValueError(f"no schedule is called '{name}'{hint} (known: {', '.join(SCHEDULES)}, or name a .yaml file)")
-
-
-def read_schedule(path: str | Path) -> Schedule:
-    """Read a schedule from YAML; raises ValueError with the fix if it is invalid."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no schedule file '{path}'")
-    settings = read_yaml(path)
+    if Path(name).suffix.lower() not in (".yaml", ".yml"):
+        hint = did_you_mean(str(name), SCHEDULES)
+        raise ValueError(f"no schedule is called '{name}'{hint} (known: {', '.join(SCHEDULES)}, or name a .yaml file)")
+    if not Path(name).is_file():
+        raise FileNotFoundError(f"no schedule file '{name}'")
+    settings, known = read_yaml(name), [f.name for f in fields(Schedule)]
     try:
-        if not isinstance(settings, dict):
-            raise ValueError(f"it must hold the keys groups and ratios, not {type(settings).__name__}")
-        known = [f.name for f in fields(Schedule)]
-        for key in settings.keys() - set(known):
+        keys = settings.keys() if isinstance(settings, dict) else set()
+        for key in keys - set(known):
             hint = did_you_mean(str(key)[:100], known)
             raise ValueError(f"unknown key {shortly(key)}{hint} (known: {', '.join(known)})")
-        if missing := [key for key in ("groups", "ratios") if key not in settings]:
-            raise ValueError(f"the keys {', '.join(missing)} are missing")
+        if not keys >= {"groups", "ratios"}:
+            raise ValueError(f"it must hold the keys groups and ratios, not {shortly(settings)}")
         return Schedule(**settings)
     except ValueError as error:
-        raise ValueError(f"'{path}': {error}") from error
+        raise ValueError(f"'{name}': {error}") from error
 
 
 def stage_sizes(images: int, ratios: Sequence[float]) -> list[int]:
@@ -188,12 +170,6 @@ def make_stages(label: np.ndarray | Sequence[int], class_names: Sequence[str], s
             members = some_of(names[c] for c in np.flatnonzero(group == g))
             raise ValueError(f"no class of group {g} ({members}) has an image to train on; add some")
     return Stages(stage, counts)
-
-
-def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
-    """Write one CSV line per row of the table: its path, its class and its stage (-1: in none)."""
-    rows = ((table.paths[i], table.label_name(i), str(stage)) for i, stage in enumerate(stages.stage))
-    write_csv(path, ("path", "label", "stage"), rows)
 
 
 def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:

@@ -210,7 +210,7 @@ def broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None = None
         names = ", ".join(map(str, members))
         return "" if known else f"one of {names}" if len(members) > 1 else names
     if origin in (list, tuple):
-        count, plain = len(members) if origin is tuple else None, isinstance(value, list)
+        count, plain = len(members) if origin is tuple else None, isinstance(value, (list, tuple))
         fits = plain and (len(value) == count if count else len(value) <= LONGEST)
         rules = [broken_rule(member, members[0], bounds) for member in (value if fits else [])]
         return _each(f"a list of {count or 'values'}", fits, rules)

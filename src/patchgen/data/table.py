@@ -166,7 +166,7 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
         if (root / "oracle.json").is_file() and (root / "images").is_dir():
             raise ValueError(f"'{root}' is a generated data set with its masks; give its images, '{root / 'images'}'")
         folders = [folder for folder in visible_folders(root) if not is_result(folder)]
-        flat = folders and all(not visible_folders(folder) and _has_images(folder) for folder in folders)
+        flat = any(map(_has_images, folders)) and not any(map(visible_folders, folders))
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, {d: places[0] for d, places in parents.items()}, {domain for _, domain, _ in rows}, entry)
