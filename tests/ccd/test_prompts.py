@@ -12,7 +12,7 @@ from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.model import check_promptable, prompted
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.settings import StreamConfig
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.generic import build_generic
 
@@ -43,7 +43,7 @@ def drawn(settings: dict[str, Any], family: str) -> Backbone:
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter.copy_(draw(*parameter.shape, seed=i) * 0.2)
-    return Backbone(Loaded(model), Origin("small", "small"))
+    return Backbone(Loaded(model), "small", "small")
 
 
 def test_the_prompts_of_an_image_are_the_means_of_its_likeliest_components() -> None:
@@ -128,7 +128,7 @@ def test_relative_positions_are_refused_at_once(family: str) -> None:
 def test_a_model_that_fails_or_hides_its_tokens_is_refused_in_words() -> None:
     conv = build("resnet", {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]})
     with pytest.raises(ValueError, match=r"'small' is convolutional: choose another --backbone, .*gcd\+patchgen"):
-        check_promptable(Backbone(Loaded(conv), Origin("small", "small")))
+        check_promptable(Backbone(Loaded(conv), "small", "small"))
     backbone = small("vit")
     backbone.model.get_submodule(backbone.family.blocks)[0].register_forward_pre_hook(only_its_own)
     with pytest.raises(ValueError, match=r"takes none \(RuntimeError: 17 tokens, not 19\)"):

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel
 
 from benchmarks.memory import explicit_forward
-from patchgen.model.backbone import Backbone, Origin, load_backbone
+from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
 from patchgen.predict.attribution import RANKINGS, attention_maps, available, check_rankings
@@ -69,7 +69,7 @@ def queries_of(model: Classifier) -> list[int]:
 def test_attention_is_what_the_unfused_model_computes(family: str) -> None:
     config = {k: v for k, v in SMALL.items() if not (family.startswith("dinov2") and k == "intermediate_size")}
     torch.manual_seed(0)
-    backbone = Backbone(Loaded(build(family, config)), Origin("small", "small"))
+    backbone = Backbone(Loaded(build(family, config)), "small", "small")
     with torch.no_grad():
         for parameter in backbone.parameters():  # transformers starts near zero, where all attention is flat
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -184,7 +184,7 @@ def test_random_depends_on_the_image_alone() -> None:
 def test_a_convolutional_net_has_gradients_but_no_attention() -> None:
     config = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
     torch.manual_seed(0)
-    backbone = Backbone(Loaded(build("resnet", config)), Origin("small", "small"))
+    backbone = Backbone(Loaded(build("resnet", config)), "small", "small")
     model = Classifier(backbone, CLASSES, image_size=96, pool="mean").eval()
     assert available(model) == ("grad-cam", "gradient-x-input", "random", "centre")
     pixels = images(3, 96).float()

@@ -20,8 +20,9 @@ from patchgen.data.table import read_table
 from patchgen.fit import BEST, COMPARED, procedure
 from patchgen.fit.estimator import SETTINGS, PatchGenClassifier
 from patchgen.fit.inputs import as_data
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.convert import Loaded, build
+from patchgen.model.preprocessing import Pixels
 from patchgen.predict.model_folder import FILES, backbone_facts
 from patchgen.predict.model_folder import _backbone as rebuilt
 from patchgen.predict.predictor import load_predictor
@@ -491,8 +492,8 @@ RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     ],
 )
 def test_every_family_of_backbones_comes_back(family: str, settings: dict[str, Any]) -> None:
-    origin, mean = Origin("here", "seen", "MIT", "a note"), (0.1, 0.2, 0.3)
-    backbone = Backbone(Loaded(build(family, settings), (mean, mean)), origin)
+    mean = (0.1, 0.2, 0.3)
+    backbone = Backbone(Loaded(build(family, settings), Pixels(mean, mean), "MIT", "a note"), "here", "seen")
     predictor = SimpleNamespace(model=SimpleNamespace(backbone=backbone))
     facts = backbone_facts(predictor, {"digest": backbone.digest()})  # type: ignore[arg-type]
     weights = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}

@@ -20,7 +20,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model, build_on
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.convert import Loaded, build
 
@@ -59,7 +59,7 @@ def _touched(module: torch.nn.Module) -> set[str]:
 def small_resnet() -> Backbone:
     torch.manual_seed(3)
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}
-    return Backbone(Loaded(build("resnet", sizes)), Origin("small", "small"))
+    return Backbone(Loaded(build("resnet", sizes)), "small", "small")
 
 
 def make_scene(method: str, sources: tuple[int, ...] = (), network: Backbone | None = None, **changes: Any) -> Scene:

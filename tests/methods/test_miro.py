@@ -15,7 +15,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.miro import Miro, tap_modules
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.tuning import set_tuning
@@ -30,7 +30,7 @@ def backbone_of(family: str, depth: int = 2) -> Backbone:
         more = {"intermediate_size": 128}
     shape = CONV if FAMILIES[family].convolutional else VIT | {"num_hidden_layers": depth}
     torch.manual_seed(3)
-    return Backbone(Loaded(build(family, {**shape, **more})), Origin("small", "small"))
+    return Backbone(Loaded(build(family, {**shape, **more})), "small", "small")
 
 
 @pytest.mark.parametrize(("depth", "wanted"), [(24, [5, 11, 17, 23]), (12, [2, 5, 8, 11]), (2, [0, 1]), (1, [0])])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.methods.style import mix_deviations, mix_variances, statistics, swap_content
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.convert import Loaded
 from patchgen.model.generic import build_generic
 
@@ -168,7 +168,7 @@ def test_blocks_that_return_tuples_are_hooked_as_others(method: str, scene: Call
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
     more = {"patch_size": 4, "image_size": 16, "use_mean_pooling": False, "use_relative_position_bias": True}
     torch.manual_seed(3)
-    backbone = Backbone(Loaded(build_generic("data2vec-vision", {**sizes, **more})), Origin("small", "small"))
+    backbone = Backbone(Loaded(build_generic("data2vec-vision", {**sizes, **more})), "small", "small")
     plain = scene("lp-ln", network=backbone, image_size=16)
     place: nn.Module = backbone.model.get_submodule(backbone.family.blocks)[0]
     [before] = outputs(place, plain.forward)

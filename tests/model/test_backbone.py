@@ -23,7 +23,7 @@ from benchmarks.encoders import SMALL as SMALL_TIMM
 from benchmarks.encoders import write_timm
 from patchgen.config import Config
 from patchgen.model import weights
-from patchgen.model.backbone import BACKBONES, Backbone, Origin, load_backbone
+from patchgen.model.backbone import BACKBONES, Backbone, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build, read_folder
 from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.tuning import TUNING, set_tuning
@@ -57,7 +57,7 @@ def randomise(model: torch.nn.Module) -> None:
 def small(family: str) -> Backbone:
     model = build(family, SMALL[family])
     randomise(model)
-    return Backbone(Loaded(model), Origin("small", "small"))
+    return Backbone(Loaded(model), "small", "small")
 
 
 def images(height: int, width: int | None = None, batch: int = 2) -> Tensor:
@@ -141,7 +141,7 @@ def test_a_regnety_file_gives_the_maps_of_an_explicit_forward(tmp_path: Path, sw
     hidden = backbone.model(images).last_hidden_state
     assert hidden.shape == (2, 16, 8, 8) and backbone.dim == 16 and backbone.model_type == "regnet"
     assert torch.allclose(hidden, regnety_by_hand(state, images), atol=1e-4)
-    assert (backbone.mean, backbone.std) == IMAGENET
+    assert backbone.pixels[:2] == IMAGENET[:2]
 
 
 def test_a_regnet_file_without_its_squeeze_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchgen.model.backbone import Backbone, Origin, load_backbone
+from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.generic import adopt
 from patchgen.model.tuning import TUNING, set_tuning
@@ -77,7 +77,7 @@ def test_a_folder_gives_the_tokens_of_its_own_model(
 @pytest.mark.parametrize(("kind", "more"), [case[:2] for case in CASES], ids=[case[0] for case in CASES])
 def test_patches_are_in_row_major_order(kind: str, more: dict[str, Any]) -> None:
     """With attention silenced the token of a patch depends on its pixels alone."""
-    backbone = Backbone(Loaded(original(kind, **more)), Origin("small", "small"))
+    backbone = Backbone(Loaded(original(kind, **more)), "small", "small")
     for name, part in backbone.named_modules():
         if name.endswith(("attention", "self_attn")):
             part.register_forward_hook(lambda module, inputs, output: silent(output))
@@ -94,7 +94,7 @@ def silent(output: Any) -> Any:
 @pytest.mark.parametrize("mode", sorted(TUNING))
 @pytest.mark.parametrize(("kind", "more"), [case[:2] for case in CASES], ids=[case[0] for case in CASES])
 def test_every_trainable_tensor_gets_a_gradient_and_no_other(kind: str, more: dict[str, Any], mode: str) -> None:
-    backbone = Backbone(Loaded(original(kind, **more)), Origin("small", "small"))
+    backbone = Backbone(Loaded(original(kind, **more)), "small", "small")
     names = set_tuning(backbone, mode)
     tokens = backbone(images(8, 12))
     if names:
@@ -107,7 +107,7 @@ def test_every_trainable_tensor_gets_a_gradient_and_no_other(kind: str, more: di
 
 
 def test_rms_norms_are_norms_too() -> None:
-    backbone = Backbone(Loaded(original("sapiens2")), Origin("small", "small"))
+    backbone = Backbone(Loaded(original("sapiens2")), "small", "small")
     names = set_tuning(backbone, "layernorm")
     assert names and all("norm" in name for name in names)
 
@@ -115,7 +115,7 @@ def test_rms_norms_are_norms_too() -> None:
 @pytest.mark.parametrize(("kind", "norm"), [("beit", "pooler.layernorm"), ("mlcd_vision_model", "post_layernorm")])
 def test_a_norm_of_the_pooled_vector_alone_is_given_to_the_tokens(kind: str, norm: str) -> None:
     """BEiT norms the mean of its patches, MLCD its CLS, as CLIP does."""
-    backbone = Backbone(Loaded(original(kind)), Origin("small", "small"))
+    backbone = Backbone(Loaded(original(kind)), "small", "small")
     part: Any = backbone.model.get_submodule(norm)
     raw = backbone.model(images(16, 16), interpolate_pos_encoding=True).last_hidden_state
     expected = functional.layer_norm(raw, (32,), part.weight, part.bias, part.eps)
@@ -133,10 +133,10 @@ def test_of_two_towers_the_one_for_images_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_architecture_alone_builds_it_again() -> None:
-    first = Backbone(Loaded(original("dinov3_vit")), Origin("small", "small"))
+    first = Backbone(Loaded(original("dinov3_vit")), "small", "small")
     again = build(first.model_type, {k: v for k, v in first.model.config.to_diff_dict().items() if k != "model_type"})
     again.load_state_dict(first.model.state_dict())
-    second = Backbone(Loaded(again), Origin("small", "small"))
+    second = Backbone(Loaded(again), "small", "small")
     torch.testing.assert_close(second(images(8, 8)).patches, first(images(8, 8)).patches)
     assert second.digest() == first.digest()
 

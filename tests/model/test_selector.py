@@ -21,11 +21,9 @@ SIDE = 4
 
 def small_vit() -> Backbone:
     """Six blocks, so that the early one is the second."""
-    from patchgen.model.backbone import Origin
-
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 128}
-    return Backbone(Loaded(build("vit", {**sizes, "image_size": 64, "patch_size": 16})), Origin("small", "small"))
+    return Backbone(Loaded(build("vit", {**sizes, "image_size": 64, "patch_size": 16})), "small", "small")
 
 
 def images_for(backbone: Backbone, count: int = 2) -> Tensor:
@@ -163,13 +161,11 @@ def test_memory_is_linear_in_the_patches() -> None:
 
 
 def test_a_backbone_without_fused_attention_is_refused_in_words() -> None:
-    from patchgen.model.backbone import Origin
-
     network: Any = build(
         "beit", {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32}
     )
     network.set_attn_implementation("eager")
-    backbone = Backbone(Loaded(network), Origin("beit", "beit"))
+    backbone = Backbone(Loaded(network), "beit", "beit")
     with pytest.raises(ValueError, match="needs a vision transformer with fused attention.*patchgen-attend"):
         Selector(backbone)
 
@@ -202,11 +198,9 @@ def test_where_the_selection_acts(choice: dict[str, float]) -> None:
 @pytest.mark.parametrize("family", ["siglip_vision_model", "dinov3_vit", "beit"])
 def test_other_families_of_transformers(family: str) -> None:
     """Without a class token, with rotary positions, with a bias of its own in attention."""
-    from patchgen.model.backbone import Origin
-
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128}
-    backbone = Backbone(Loaded(build(family, {**sizes, "image_size": 64, "patch_size": 16})), Origin(family, family))
+    backbone = Backbone(Loaded(build(family, {**sizes, "image_size": 64, "patch_size": 16})), family, family)
     selector, images = started(backbone), images_for(backbone)
     plain = backbone(images).cls
     torch.testing.assert_close(selector(backbone, images, torch.ones(2, SIDE**2)).tokens.cls, plain)

@@ -11,7 +11,7 @@ import transformers
 
 from patchgen.config import Config
 from patchgen.methods.build import recompute_activations
-from patchgen.model.backbone import Backbone, Origin, load_backbone
+from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.convert import Loaded, build
 from patchgen.model.tuning import set_tuning
 from patchgen.runs.tensors import load_tensors
@@ -25,7 +25,7 @@ def small(kind: str) -> Backbone:
     more = {"hidden_dropout_prob": 0.5, "drop_path_rate": 0.5} if kind in ("dinov3_vit", "beit") else {}
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return Backbone(Loaded(build(kind, SMALL | more)), Origin(kind, kind))
+        return Backbone(Loaded(build(kind, SMALL | more)), kind, kind)
 
 
 def gradients(backbone: Backbone, tune: str) -> tuple[dict[str, torch.Tensor], list[int]]:
@@ -97,7 +97,7 @@ def test_methods_with_hooks_within_the_backbone_are_refused(
 
 def test_convolutional_backbones_are_refused() -> None:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
-    backbone = Backbone(Loaded(transformers.ResNetModel(config)), Origin("small", "small"))
+    backbone = Backbone(Loaded(transformers.ResNetModel(config)), "small", "small")
     with pytest.raises(ValueError, match="needs a backbone of transformer blocks.*resnet"):
         recompute_activations(backbone, "lp-ln")
 

@@ -20,6 +20,7 @@ from patchgen.model.backbone import Backbone, Tokens, load_backbone
 from patchgen.model.classifier import Output
 from patchgen.model.generic import on_tensor
 from patchgen.model.patchgen import PatchGen
+from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.selector import Selector
 from patchgen.model.tuning import set_tuning
 
@@ -124,7 +125,7 @@ def build_stream_model(
     """
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     if config.normalization == "imagenet":
-        backbone.use_imagenet()
+        backbone.expect(IMAGENET)
     set_tuning(backbone, config.tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

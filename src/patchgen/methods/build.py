@@ -17,6 +17,7 @@ from patchgen.config import Config
 from patchgen.methods import Method
 from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.tuning import set_tuning
 
 
@@ -38,7 +39,7 @@ def build_model(
 def build_on(backbone: Backbone, config: Config, method: Method, num_classes: int) -> Classifier:
     """The same with a backbone that is already loaded."""
     if config.normalization == "imagenet":
-        backbone.use_imagenet()
+        backbone.expect(IMAGENET)  # the pixels of the published protocols, whatever it was trained with
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         set_tuning(backbone, method.chosen_tune, config.lora_rank)

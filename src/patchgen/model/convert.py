@@ -20,15 +20,7 @@ from patchgen.common.untrusted import read_json, read_tensors
 from patchgen.model import timm
 from patchgen.model.generic import CONVOLUTIONAL, Family, Traits, adopt, build_generic, open_folder
 from patchgen.model.local import folder_tensors, has_weights
-from patchgen.model.preprocessing import (
-    HALF,
-    IMAGENET,
-    Normalisation,
-    Pixels,
-    earlier_pixels,
-    folder_pixels,
-    timm_pixels,
-)
+from patchgen.model.preprocessing import HALF, IMAGENET, Pixels, earlier_pixels, folder_pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 from patchgen.model.vit_files import PICKLED, build_vit, check_sizes, check_tensors, read_fused, read_timm, read_vit
 
@@ -36,12 +28,13 @@ FAMILIES = {name: Family("Vit", layout.blocks, layout.norm) for name, layout in 
 
 
 class Loaded(NamedTuple):
-    """A network without unused parts, and the pixels it expects (None: those usual for its type)."""
+    """A network, and what is known of it."""
 
     model: nn.Module
-    normalisation: Normalisation | Pixels | None = None
+    pixels: Pixels | None = None  # that it expects; None for those usual for its type
+    licence: str = "unknown"
+    note: str = ""
     earlier: Pixels | None = None  # for runs from before pixels were recorded, if another rule applied then
-    licence: str = ""
 
 
 def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
@@ -78,7 +71,7 @@ def read_object(model: nn.Module) -> Loaded:
     if hasattr(model, "forward_features"):
         about: Any = getattr(model, "pretrained_cfg", None) or {}
         wrapped = timm.TimmVit(copy.deepcopy(model), str(about.get("architecture") or type(model).__name__))
-        return Loaded(wrapped, wrapped.normalisation, licence=wrapped.licence)
+        return Loaded(wrapped, wrapped.pixels, wrapped.licence)
     if isinstance(model, Vit):
         return Loaded(copy.deepcopy(model))
     whole: Any = getattr(model, "base_model", model)
@@ -108,7 +101,7 @@ def read_folder(folder: Path) -> Loaded:
         fields = fields if isinstance(fields, dict) else about  # the oldest layout is flat
         licence, pixels = fields.get("license"), timm_pixels(folder / "config.json", fields)
         vit = build_vit("dinov2_with_registers", config, state, folder)
-        return Loaded(vit, pixels, licence=licence if isinstance(licence, str) else "")
+        return Loaded(vit, pixels, licence if isinstance(licence, str) else "unknown")
     if model_type == "clip":
         model_type, about = "clip_vision_model", tower if isinstance(tower, dict) else {}
     if model_type in LAYOUTS:
@@ -116,7 +109,7 @@ def read_folder(folder: Path) -> Loaded:
     else:
         model = open_folder(folder, about, sorted(FAMILIES))
         model_type = str(model.config.model_type)  # type: ignore[union-attr]
-    return Loaded(model, folder_pixels(folder, model_type), earlier_pixels(folder, model_type))
+    return Loaded(model, folder_pixels(folder, model_type), earlier=earlier_pixels(folder, model_type))
 
 
 def read_file(path: Path) -> Loaded:
@@ -132,9 +125,8 @@ def read_file(path: Path) -> Loaded:
         model.load_state_dict(state)
     else:
         model = read_fused(state, path)
-    normalisation = HALF if model.config.model_type == "vit" else IMAGENET  # type: ignore[union-attr]
-    assumed = "mean and std are its family's, resizing is bilinear by default"
-    return Loaded(model, Pixels(*normalisation, assumed=assumed))
+    pixels = HALF if model.config.model_type == "vit" else IMAGENET  # type: ignore[union-attr]
+    return Loaded(model, pixels._replace(assumed="mean and std are its family's, resizing is bilinear by default"))
 
 
 # RegNetY -> `RegNetModel` of transformers

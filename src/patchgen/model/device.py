@@ -69,9 +69,6 @@ class SingleDevice:
     def backward(self, loss: Tensor) -> None:
         torch.autograd.backward(loss)
 
-    def no_backward_sync(self, model: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def all_reduce(self, value: Tensor, reduce_op: str = "mean") -> Tensor:
         return value
 

@@ -70,7 +70,7 @@ _GATED = {"use_swiglu_ffn": True}  # a gated feed-forward layer (SwiGLU)
 _TILE = {"patch_size": 14, "image_size": 224}
 
 
-_BILINEAR, _BICUBIC = Pixels(*IMAGENET), Pixels(*IMAGENET, "bicubic")
+_BICUBIC = IMAGENET._replace(interpolation="bicubic")
 _BIOPTIMUS = Pixels((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517), "bicubic")
 
 
@@ -83,8 +83,8 @@ def _tissue(
 
 
 _TISSUE: dict[str, Spec] = {
-    "uni": _tissue("MahmoodLab/UNI", NON_COMMERCIAL, (1024, 24, 16), 0, "ViT-L/16", _BILINEAR, patch_size=16),
-    "uni2-h": _tissue("MahmoodLab/UNI2-h", NON_COMMERCIAL, (1536, 24, 24), 8, "ViT-H/14", _BILINEAR, **_GATED),
+    "uni": _tissue("MahmoodLab/UNI", NON_COMMERCIAL, (1024, 24, 16), 0, "ViT-L/16", IMAGENET, patch_size=16),
+    "uni2-h": _tissue("MahmoodLab/UNI2-h", NON_COMMERCIAL, (1536, 24, 24), 8, "ViT-H/14", IMAGENET, **_GATED),
     "virchow": _tissue("paige-ai/Virchow", "Apache-2.0", (1280, 32, 16), 0, "ViT-H/14", _BICUBIC, **_GATED),
     "virchow2": _tissue("paige-ai/Virchow2", NON_COMMERCIAL, (1280, 32, 16), 4, "ViT-H/14", _BICUBIC, **_GATED),
     "h-optimus-0": _tissue("bioptimus/H-optimus-0", "Apache-2.0", (1536, 40, 24), 4, "ViT-g/14", _BIOPTIMUS, **_GATED),
@@ -94,12 +94,12 @@ _TISSUE: dict[str, Spec] = {
     "prov-gigapath": _tissue("prov-gigapath/prov-gigapath", "Apache-2.0", (1536, 40, 24), 0, "tile encoder, ViT-g/16",
                              _BICUBIC, patch_size=16, **_GATED),
     "phikon": Spec("owkin/phikon", "vit", "Owkin non-commercial", _B16, "tissue; non-commercial licence, ViT-B/16",
-                   pixels=_BILINEAR),
+                   pixels=IMAGENET),
     "phikon-v2": Spec("owkin/phikon-v2", "dinov2", "Owkin non-commercial",
                       _vit(1024, 24, 16, patch_size=16, image_size=224), "tissue; non-commercial licence, ViT-L/16",
-                      pixels=_BILINEAR),
+                      pixels=IMAGENET),
     "midnight": Spec("kaiko-ai/midnight", "dinov2", "MIT", _vit(1536, 40, 24, **_TILE, **_GATED), "tissue; ViT-g/14",
-                     pixels=Pixels(*HALF)),
+                     pixels=HALF),
 }  # fmt: skip
 
 BACKBONES: dict[str, Spec] = {

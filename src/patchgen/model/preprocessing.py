@@ -20,14 +20,6 @@ from patchgen.data.images import BILINEAR, INTERPOLATIONS
 Triple = tuple[float, float, float]
 Normalisation = tuple[Triple, Triple]  # mean, std
 
-IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-CLIP: Normalisation = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-RAW: Normalisation = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # pixels in [0, 1] as they are
-# normalisation that the published weights of a model type were trained with; ImageNet's for all others
-USUAL = {"clip_vision_model": CLIP, "siglip_vision_model": HALF, "siglip2_vision_model": HALF, "beit": HALF,
-         "data2vec-vision": HALF, "radio": RAW, "tipsv2_vision_model": RAW}  # fmt: skip
-NAMES = {IMAGENET: "ImageNet's mean and std", HALF: "mean and std 0.5", CLIP: "CLIP's mean and std", RAW: "no mean"}
 NESTED, FLAT = "processor_config.json", "preprocessor_config.json"
 
 
@@ -44,6 +36,16 @@ class Pixels(NamedTuple):
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self._asdict().items()}
 
 
+IMAGENET = Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = Pixels((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CLIP = Pixels((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+RAW = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # pixels in [0, 1] as they are
+# what the published weights of a model type were trained with; ImageNet's for all others
+USUAL = {"clip_vision_model": CLIP, "siglip_vision_model": HALF, "siglip2_vision_model": HALF, "beit": HALF,
+         "data2vec-vision": HALF, "radio": RAW, "tipsv2_vision_model": RAW}  # fmt: skip
+NAMES = {IMAGENET: "ImageNet's mean and std", HALF: "mean and std 0.5", CLIP: "CLIP's mean and std", RAW: "no mean"}
+
+
 def recorded_pixels(facts: Mapping[str, Any]) -> Pixels | None:
     """The pixels that a run or model folder recorded; None if an earlier version recorded nothing."""
     if "mean" not in facts:
@@ -58,7 +60,7 @@ def earlier_pixels(folder: Path, model_type: str) -> Pixels:
     fields = read_json(folder / FLAT) if (folder / FLAT).is_file() else {}
     if "image_mean" in fields and "image_std" in fields:
         return Pixels(*_normalisation(folder / FLAT, fields["image_mean"], fields["image_std"]))
-    return Pixels(*(CLIP if model_type == "clip_vision_model" else IMAGENET))
+    return CLIP if model_type == "clip_vision_model" else IMAGENET
 
 
 def folder_pixels(folder: Path, model_type: str) -> Pixels:
@@ -74,7 +76,7 @@ def folder_pixels(folder: Path, model_type: str) -> Pixels:
         fields = read_json(file) if file.is_file() else {}
     normalisation: Normalisation | None = None
     if not fields.get("do_normalize", True):
-        normalisation = RAW
+        normalisation = RAW[:2]
     elif "image_mean" in fields and "image_std" in fields:
         normalisation = _normalisation(file, fields["image_mean"], fields["image_std"])
     resample = fields.get("resample")
@@ -105,7 +107,7 @@ def with_defaults(
     usual = USUAL.get(model_type, IMAGENET)
     assumed = [NAMES[usual]] * (normalisation is None) + [f"{BILINEAR} resizing"] * (interpolation is None)
     words = f"{' and '.join(assumed)} by default" if assumed else ""
-    return Pixels(*(normalisation or usual), interpolation or BILINEAR, words)
+    return Pixels(*(normalisation or usual[:2]), interpolation or BILINEAR, words)
 
 
 def is_nested(folder: Path) -> bool:

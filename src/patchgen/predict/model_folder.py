@@ -26,7 +26,7 @@ from patchgen.data.stain import read_macenko
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model, build_on, load_trained
 from patchgen.methods.clip import Sentences
-from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.convert import Loaded, build
@@ -330,8 +330,8 @@ def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
     """The architecture, without weights."""
     with torch.random.fork_rng(devices=[]):
         network = build(facts["family"], facts["architecture"], tensors)
-    origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
-    return Backbone(Loaded(network, recorded_pixels(facts)), origin)
+    loaded = Loaded(network, recorded_pixels(facts), facts["licence"], facts["note"])
+    return Backbone(loaded, facts["source"], facts["resolved"])
 
 
 # Model hubs
