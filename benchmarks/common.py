@@ -8,16 +8,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
-from patchgen.diagnose.cost import device
+from patchgen.config import Config
+from patchgen.diagnose.cost import Step, make_step
+from patchgen.train.optim import make_optimizer
 
 # measured and value, and where there is a target: the target and whether it is reached, if that can be said
 Line = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, bool]
+
+
+def device() -> torch.device:
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def trained_step(method: str, source: str, image_size: int, **settings: Any) -> Step:
+    """A step of a method as in the trainer, on a backbone of its own."""
+    config = Config("random", "none", method=method, backbone=source, image_size=image_size, **settings)
+    step = make_step(config, place=device())
+    step.optimizer = make_optimizer(step.model, config, step.method)
+    return step
 
 
 def now() -> float:

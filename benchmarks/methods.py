@@ -18,11 +18,10 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from benchmarks.common import Line, report, step_seconds, take_turns
+from benchmarks.common import Line, device, report, step_seconds, take_turns, trained_step
 from patchgen.common.files import write_text
-from patchgen.diagnose.cost import BASELINE, DOMAINS, make_rival, random_batch
+from patchgen.diagnose.cost import BASELINE, DOMAINS, random_batch
 from patchgen.methods import compared_methods
-from patchgen.model.backbone import load_architecture
 from patchgen.model.classifier import trained_tensors
 
 SMALL = {"names": ("lp", "coral"), "source": "tiny", "image_size": 28, "per_domain": 2, "repeats": 1}
@@ -49,18 +48,18 @@ def measure(
     """
     if repeats < 1 or per_domain < 2:
         raise ValueError(f"repeats must be at least 1 and per_domain at least 2, not {repeats} and {per_domain}")
-    batch, found = random_batch(per_domain * DOMAINS, image_size), {}
+    batch, found = random_batch(per_domain * DOMAINS, image_size, device()), {}
     for name in compared_methods(names or ["all"]):
-        rivals = [make_rival(each, load_architecture(source, image_size), image_size) for each in (BASELINE, name)]
-        works = {role: partial(rival.step, batch) for role, rival in zip(("theirs", "own"), rivals, strict=True)}
+        theirs, own = (trained_step(each, source, image_size) for each in (BASELINE, name))
+        works = {"theirs": partial(theirs, batch), "own": partial(own, batch)}
         seconds = take_turns(works, repeats, step_seconds)
-        ratios, mine = sorted(map(truediv, seconds["own"], seconds["theirs"])), rivals[1]
+        ratios = sorted(map(truediv, seconds["own"], seconds["theirs"]))
         found[name] = {
             "ratio": statistics.median(ratios),
             "lowest": ratios[0],
             "highest": ratios[-1],
-            "trained_parameters": sum(t.numel() for t in trained_tensors(mine.model).values()),
-            "own_parameters": sum(p.numel() for p in mine.method.parameters()),
+            "trained_parameters": sum(t.numel() for t in trained_tensors(own.model).values()),
+            "own_parameters": sum(p.numel() for p in own.method.parameters()),
         }
         report(f"{name:<24} {found[name]['ratio']:.2f} x {BASELINE}")
     if csv is not None:

@@ -19,10 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from benchmarks.common import Line, at_least_one, report, step_seconds, take_turns
+from benchmarks.common import Line, at_least_one, device, report, step_seconds, take_turns, trained_step
 from patchgen.data.loaders import Batch
-from patchgen.diagnose.cost import BASELINE, Rival, device, make_rival, random_batch
-from patchgen.model.backbone import load_architecture
+from patchgen.diagnose.cost import BASELINE, Step, random_batch
 from patchgen.model.device import BACKEND, SingleDevice, compile_blocks
 
 Precision = Literal["32-true", "bf16-mixed"]
@@ -59,7 +58,7 @@ def measure(
         backend: Of `torch.compile`.
     """
     at_least_one(batch=batch, repeats=repeats)
-    data = random_batch(batch, image_size)
+    data = random_batch(batch, image_size, device())
     runners = _runners(source, data, backend)
     works = {name: partial(runner.step, data) for name, runner in runners.items()}
     seconds = take_turns(works, repeats, step_seconds)
@@ -91,7 +90,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
 class Runner:
     """A mode at work."""
 
-    rival: Rival
+    own: Step
     fabric: SingleDevice
     compile_seconds: float | None  # None: not asked for
     fell_back: str | None  # what was said, where compiling failed
@@ -99,12 +98,12 @@ class Runner:
     def step(self, batch: Batch) -> None:
         """As the trainer's: the number format is the model's alone, losses are float32."""
         with self.fabric.autocast():
-            out = self.rival.model(batch.image)
+            out = self.own.model(batch.image)
         out = out._replace(**{k: v.float() for k, v in out._asdict().items() if isinstance(v, torch.Tensor)})
-        losses = self.rival.method.losses(out, batch)
+        losses = self.own.method.losses(out, batch)
         torch.autograd.backward(sum(losses.values(), batch.image.new_zeros(())))
-        self.rival.optimizer.step()
-        self.rival.optimizer.zero_grad()
+        self.own.optimizer.step()
+        self.own.optimizer.zero_grad()
 
 
 def _runners(source: str, data: Batch, backend: str) -> dict[str, Runner]:
@@ -117,15 +116,15 @@ def _runners(source: str, data: Batch, backend: str) -> dict[str, Runner]:
 
 def _runner(source: str, data: Batch, mode: Mode, backend: str) -> Runner:
     size = data.image.shape[-1]
-    rival = make_rival(BASELINE, load_architecture(source, size), size)
+    step = trained_step(BASELINE, source, size)
     fabric = SingleDevice(device().type, mode.precision)
     if not mode.compiled:
-        return Runner(rival, fabric, None, None)
+        return Runner(step, fabric, None, None)
     said: list[str] = []
     start = time.perf_counter()
     with fabric.autocast():
-        done = compile_blocks(rival.model.backbone, data.image, said.append, backend=backend)
-    return Runner(rival, fabric, time.perf_counter() - start, None if done else said[0])
+        done = compile_blocks(step.model.backbone, data.image, said.append, backend=backend)
+    return Runner(step, fabric, time.perf_counter() - start, None if done else said[0])
 
 
 def _found(runner: Runner, own: list[float], plain: list[float]) -> dict[str, Any]:

@@ -11,15 +11,13 @@ Seconds are the processor's: what other programs take from a core is not counted
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from operator import truediv
 from typing import Any
 
 import torch
 
-from benchmarks.common import Line, at_least_one, report, step_seconds
-from patchgen.diagnose.cost import count_flops, device, make_rival, random_batch
-from patchgen.model.backbone import load_architecture
-from patchgen.model.tuning import set_tuning
+from benchmarks.common import Line, at_least_one, device, report, step_seconds, trained_step
+from patchgen.diagnose.cost import count_flops, random_batch
 
 METHODS = ("lp", "lp-ln", "full", "patchgen")
 STEP_TARGET = 1.06  # the most that a step of `patchgen` may take of LP+LN's
@@ -69,20 +67,15 @@ def lines(found: dict[str, Any]) -> list[Line]:
 
 
 def _methods(source: str, image_size: int, batch: int, repeats: int) -> dict[str, dict[str, float]]:
-    backbone = load_architecture(source, image_size)
-    data, one = random_batch(batch, image_size), random_batch(1, image_size)
-    rivals = {name: make_rival(name, backbone, image_size) for name in METHODS}
-    flops: dict[str, int] = {}
+    data = random_batch(batch, image_size, device())
+    steps = {name: trained_step(name, source, image_size) for name in METHODS}
+    flops = {name: count_flops(step, data) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     shares: dict[str, list[float]] = {name: [] for name in METHODS}
-    for name, rival in rivals.items():
-        set_tuning(backbone, rival.method.chosen_tune)  # the rivals share it, and leave it as they tune it
-        flops[name] = batch * count_flops(rival, one)
     for turn in range(repeats + 1):
-        for name, rival in rivals.items():
-            set_tuning(backbone, rival.method.chosen_tune)
+        for name, step in steps.items():
             rate = matmul_rate()
-            taken = step_seconds(rival.step, data)
+            taken = step_seconds(step, data)
             if turn:  # the first warms up
                 seconds[name].append(taken)
                 shares[name].append(flops[name] / taken / rate)
@@ -91,7 +84,7 @@ def _methods(source: str, image_size: int, batch: int, repeats: int) -> dict[str
         found[name] = {
             "gflops_per_image": flops[name] / batch / 1e9,
             "share": statistics.median(shares[name]),
-            "step": _of_pairs(seconds[name], seconds["lp-ln"]),
+            "step": statistics.median(map(truediv, seconds[name], seconds["lp-ln"])),
             "floor": flops[name] / flops["lp-ln"],
         }
         report(f"{source} {name:<8} {found[name]['share']:.2f} of the matmul rate")
@@ -102,7 +95,3 @@ def matmul_rate(side: int = SIDE) -> float:
     """Floating-point operations a second of a product of two (side, side) matrices."""
     a = torch.ones(side, side, device=device())
     return 2 * side**3 / step_seconds(torch.matmul, a, a)
-
-
-def _of_pairs(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    return statistics.median(own / other for own, other in zip(mine, theirs, strict=True))

@@ -71,9 +71,9 @@ def measured(backbone: str, method: str, precision: str, checkpointing: bool) ->
 def peak_of(config: Config, images: int) -> int:
     """Largest resident memory of this process after a step."""
     step = make_step(config)
-    batch = random_batch(images, config.image_size, "cpu")
+    batch = random_batch(images, config.image_size)
     with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16-mixed"):
-        step.step(batch)
+        step(batch)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -121,7 +121,7 @@ def fix_for(config: Config, images: int, cost: StepCost) -> str:
     half = cost_of(replace(config, precision="bf16-mixed"))
     if half and half.bytes(images) <= ROOM:
         return f"`{config.method}`, {config.backbone}: `--precision bf16-mixed`"
-    most = int((ROOM - half.fixed) / half.per_image) if half else 0
+    most = int((ROOM - half.bytes(0)) / half.per_image) if half else 0
     return f"`{config.method}`, {config.backbone}: `--precision bf16-mixed` and at most {most} images a step"
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.common import trained_step
 from benchmarks.methods import measure
 from patchgen.commands.methods import step_costs
-from patchgen.diagnose.cost import make_rival, random_batch
+from patchgen.diagnose.cost import random_batch
 from patchgen.methods import METHODS
-from patchgen.model.backbone import load_architecture
 
 
 def test_the_kept_costs_are_of_methods_that_exist() -> None:
@@ -29,9 +29,9 @@ def test_parameters_are_counted_and_ratios_are_of_pairs(tmp_path: Path) -> None:
     assert file.read_text() == f"method,ratio\nlp,{lp['ratio']:.2f}\nmiro,{miro['ratio']:.2f}\n"
 
 
-def test_a_rival_makes_the_methods_own_step() -> None:
-    runner, batch = make_rival("gestur", load_architecture("tiny"), 28, lr=0.1), random_batch(6, 28)
-    before = {name: tensor.clone() for name, tensor in runner.method.predicting(runner.model).items()}  # type: ignore[union-attr]
-    runner.step(batch)
-    after = runner.method.predicting(runner.model)
+def test_a_step_is_the_methods_own_step() -> None:
+    step = trained_step("gestur", "tiny", 28, lr=0.1)
+    before = {name: tensor.clone() for name, tensor in step.method.predicting(step.model).items()}  # type: ignore[union-attr]
+    step(random_batch(6, 28))
+    after = step.method.predicting(step.model)
     assert after is not None and any(not torch.equal(before[name], after[name]) for name in before)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import trained_step
 from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
 from patchgen.commands import fit
 from patchgen.commands.settings import GROUPS, field_help
 from patchgen.commands.train import parsed
 from patchgen.config import Config
-from patchgen.diagnose.cost import cost_lines, make_rival, random_batch, step_peak
-from patchgen.model.backbone import load_architecture
+from patchgen.diagnose.cost import cost_lines, random_batch, step_peak
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
 
@@ -177,9 +177,9 @@ def test_a_dry_run_says_what_a_run_costs(words: list[str], tmp_path: Path, capsy
     small, large = costs
     assert (small["images_per_step"], large["images_per_step"]) == (4, 8) and small["steps"] == 3
     assert large["bytes"] - small["bytes"] == pytest.approx(4 * small["bytes_per_image"])
-    rival = make_rival("lp", load_architecture("tiny", 28), 28, tune="layernorm")
-    rival.step(random_batch(3, 28))
-    counted = sum(p.numel() * 4 for p in rival.model.parameters()) + step_peak(rival, random_batch(8, 28))
+    step = trained_step("lp", "tiny", 28, tune="layernorm")
+    step(random_batch(3, 28))
+    counted = sum(p.numel() * 4 for p in step.model.parameters()) + step_peak(step, random_batch(8, 28))
     assert large["bytes"] == pytest.approx(counted, rel=0.05)
     assert small["gflops_per_image"] == large["gflops_per_image"] > 0 and small["seconds"] > 0
     assert main([*words, "--dry-run"]) == 0

@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.common import trained_step
 from patchgen.config import Config
 from patchgen.data.loaders import Batch, DomainBatches
-from patchgen.diagnose.cost import DOMAINS, make_rival, random_batch
+from patchgen.diagnose.cost import DOMAINS, random_batch
 from patchgen.methods import METHODS, compared_methods
 from patchgen.methods.build import load_trained
 from patchgen.methods.method import by_domain
 from patchgen.methods.mixup import mix
-from patchgen.model.backbone import load_architecture
 from patchgen.model.classifier import trained_tensors
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
-from patchgen.train.loop import plain_step
 
 CLASSES, STEPS, SIZE = 3, 40, 28
 NEAR = {"gestur": {"decay": 0.5}, "mtl": {"ema": 0.5}}  # averages that can follow forty steps
@@ -43,14 +42,14 @@ def easy_batch(seed: int, per_domain: int = 9) -> Batch:
 def test_it_learns(name: str) -> None:
     torch.manual_seed(0)
     hparams = {**NEAR, **HARMLESS}.get(name, {})
-    rival = make_rival(name, load_architecture("tiny"), SIZE, lr=1e-2, steps=STEPS, hparams=hparams)
-    for step in range(STEPS):
-        rival.step(easy_batch(step))
-    if other := rival.method.predicting(rival.model):
-        load_trained(rival.model, other)
+    step = trained_step(name, "tiny", SIZE, lr=1e-2, steps=STEPS, hparams=hparams)
+    for seed in range(STEPS):
+        step(easy_batch(seed))
+    if other := step.method.predicting(step.model):
+        load_trained(step.model, other)
     held_out = easy_batch(1000)
     with torch.no_grad():
-        found = rival.model(held_out.image).logits.argmax(1)
+        found = step.model(held_out.image).logits.argmax(1)
     assert (found == held_out.label).float().mean() > 0.9
 
 
@@ -74,16 +73,16 @@ def some_labels(**more: Any) -> Batch:
 
 def after_a_step(name: str, batch: Batch) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    rival = make_rival(name, load_architecture("tiny"), 28, lr=1e-2)
-    plain_step(rival.method, rival.model, rival.optimizer, batch)
-    return trained_tensors(rival.model)
+    step = trained_step(name, "tiny", 28, lr=1e-2)
+    step(batch)
+    return trained_tensors(step.model)
 
 
 @pytest.mark.parametrize("name", compared_methods(["all"]))
 def test_a_step_asks_for_nothing(name: str, asks: Any) -> None:
-    rival = make_rival(name, load_architecture("tiny"), 28)
+    step = trained_step(name, "tiny", 28)
     with asks:
-        plain_step(rival.method, rival.model, rival.optimizer, some_labels(num_domains=DOMAINS))
+        step(some_labels(num_domains=DOMAINS))
     assert not asks.who
 
 

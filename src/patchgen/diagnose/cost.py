@@ -1,8 +1,8 @@
 """What training steps cost, counted: parameters, arithmetic and memory, the same in every run and on every machine.
 
-    cost = count_step("dinov2-small", image_size=224)
-    cost["methods"]["patchgen"]["ratio"]["flops"]            # of matrix products / LP+LN's
     step_cost(config).bytes(96)                              # of a step in which 96 images are processed at once
+    cost = compare_steps("dinov2-small", "patchgen")
+    cost["methods"]["patchgen"]["ratio"]["flops"]            # of matrix products / LP+LN's
 
 `step_cost` follows shapes alone (PyTorch's fake tensors, on the meta device): a second for any backbone. Kernels that
 need other scratch space than a CPU's are not seen. `python -m benchmarks rate` times the steps.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,28 +37,27 @@ from patchgen.data.loaders import Batch
 from patchgen.fit.plan import measure, training_seconds
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_on, recompute_activations
-from patchgen.model.backbone import BACKBONES, Backbone, load_architecture
+from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.model.classifier import Classifier
 from patchgen.runs.precision import computes_bf16
 from patchgen.tasks import make_fold
 from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer
 from patchgen.train.parts import indivisible
 
-BASELINE, MEASURED = "lp-ln", ("patchgen", "patchgen-select")
+BASELINE = "lp-ln"
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch
 SIZES = 3, 6  # images of the steps whose memory is counted: it grows by the same number of bytes with each image
 STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # tensors that an optimiser keeps for each trained one
 # settings that memory and arithmetic of a step depend on
-DECIDING = ("backbone", "image_size", "precision", "checkpoint_activations", "tune", "lora_rank", "optimizer", "pool",
-            "method", "hparams")  # fmt: skip
+COUNTED_BY = ("backbone", "image_size", "precision", "checkpoint_activations", "tune", "lora_rank", "optimizer", "pool",
+              "method", "hparams")  # fmt: skip
 
 
 # Steps
 
 
 @dataclass
-class Rival:
+class Step:
     """A method with its model and optimiser, ready for steps."""
 
     method: Method
@@ -66,25 +65,17 @@ class Rival:
     optimizer: torch.optim.Optimizer
     number: int = 0
 
-    def step(self, batch: Batch) -> None:
+    def __call__(self, batch: Batch) -> None:
         """The whole step as in the trainer, with a given batch."""
         plain_step(self.method, self.model, self.optimizer, batch, self.number)
         self.number += 1
 
 
-def make_rival(name: str, backbone: Backbone, image_size: int, **settings: Any) -> Rival:
-    """A method set up as in the trainer; rivals may share a backbone if they tune the same part of it."""
-    config = Config("random", "none", method=name, backbone=backbone.source, image_size=image_size, **settings)
-    method = _method_of(config)
-    model = build_on(backbone, config, method, NUM_CLASSES).to(device())
-    method.setup(model)
-    method.to(device())
-    return Rival(method, model, make_optimizer(model, config, method))
-
-
-def make_step(config: Config, compute: bool = True) -> Rival:
-    """The method with its model, on the CPU; its optimiser is the simplest, whose state `step_cost` adds."""
-    method = _method_of(config)
+def make_step(config: Config, compute: bool = True, place: torch.device | None = None) -> Step:
+    """The method with its model, on the CPU or `place`; its optimiser is the simplest, whose state `step_cost` adds."""
+    method = make_method(config)
+    method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
+    method.sources = tuple(range(DOMAINS))
     named = config.backbone in BACKBONES  # others are read
     # not as fakes: initialisations ask for values
     with torch.device("meta") if named and not compute else nullcontext(), unset_fake_temporarily():
@@ -92,17 +83,14 @@ def make_step(config: Config, compute: bool = True) -> Rival:
         model = build_on(backbone, config, method, NUM_CLASSES)
     if not compute:
         _without_values(model)
+    if place is not None:
+        model.to(place)
     method.setup(model)
+    if place is not None:
+        method.to(place)
     if config.checkpoint_activations:
         recompute_activations(backbone, config.method, model.pool == "select")
-    return Rival(method, model, torch.optim.SGD([{"params": _trained(model, method)}], lr=1.0))
-
-
-def _method_of(config: Config) -> Method:
-    method = make_method(config)
-    method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
-    method.sources = tuple(range(DOMAINS))
-    return method
+    return Step(method, model, torch.optim.SGD([{"params": _trained(model, method)}], lr=1.0))
 
 
 def _trained(*parts: nn.Module) -> list[nn.Parameter]:
@@ -123,68 +111,35 @@ def _without_values(model: nn.Module) -> None:
                     tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
 
 
-def random_batch(size: int, image_size: int, place: torch.device | str | None = None) -> Batch:
+def random_batch(size: int, image_size: int, place: torch.device | str = "cpu") -> Batch:
     """`size` images, a multiple of `DOMAINS` for whole steps, sorted by domain."""
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(size, 3, image_size, image_size, generator=generator).to(place or device())
+    image = torch.randn(size, 3, image_size, image_size, generator=generator).to(place)
     index = torch.arange(size, device=image.device)
     domains = None if size % DOMAINS else DOMAINS
     return Batch(image, index % NUM_CLASSES, index * DOMAINS // size, index, num_domains=domains)
 
 
-def device() -> torch.device:
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
 # What is counted
-
-
-def count_step(
-    source: str = "dinov2-small", *, image_size: int = 224, batch: int = 8, measured: Sequence[str] = MEASURED
-) -> dict[str, Any]:
-    """Compare training steps of the measured methods, which tune what LP+LN tunes, with one of LP+LN."""
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
-    backbone = load_architecture(source, image_size)
-    rivals = {name: make_rival(name, backbone, image_size) for name in (BASELINE, *measured)}
-    flops = {name: count_flops(rival, random_batch(1, image_size)) for name, rival in rivals.items()}
-    peaks = {name: step_peak(rival, random_batch(batch, image_size)) for name, rival in rivals.items()}
-    size = sum(p.numel() for p in backbone.parameters())
-    methods: dict[str, Any] = {}
-    for name, rival in rivals.items():
-        module = sum(p.numel() for p in rival.model.select.parameters()) if rival.model.select else 0
-        methods[name] = {
-            "trainable_parameters": sum(p.numel() for group in rival.optimizer.param_groups for p in group["params"]),
-            "module_parameters": module,
-            "module_of_backbone": module / size,
-            "gflops_per_image": flops[name] / 1e9,
-            "peak_bytes": peaks[name],
-            "ratio": {"flops": flops[name] / flops[BASELINE], "peak_bytes": peaks[name] / peaks[BASELINE]},
-        }
-    return {
-        "backbone": {"source": source, "resolved": backbone.resolved, "parameters": size},
-        "image_size": image_size,
-        "patches": math.prod(backbone.grid(image_size)),
-        "batch": batch,
-        "methods": methods,
-    }
-
-
-def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of `count_step` for the single method measured next to LP+LN."""
-    return next(dict(counts) for name, counts in cost["methods"].items() if name != BASELINE)
 
 
 @dataclass(frozen=True)
 class StepCost:
     """Of one training step."""
 
-    fixed: float  # bytes: weights, gradients, and the optimiser's state
+    trained: int  # parameters
+    module: int  # parameters of the module that selects patches
+    stored: int  # bytes of weights and of the optimiser's state
+    fixed: float  # bytes of gradients, and of whatever else does not depend on the number of images
     per_image: float  # bytes
     flops: float  # per image
     divisible: bool  # whether `--micro-batch` may divide it
 
     def bytes(self, images: int) -> float:
+        return self.stored + self.working(images)
+
+    def working(self, images: int) -> float:
+        """Peak bytes beyond the weights and the optimiser's state."""
         return self.fixed + self.per_image * images
 
 
@@ -196,41 +151,80 @@ def step_cost(config: Config, compute: bool = False) -> StepCost:
     """
     half = config.precision == "bf16-mixed" or (config.precision == "auto" and computes_bf16(config.accelerator))
     with nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True):
-        rival = make_step(config, compute)
-        small, large = (random_batch(size, config.image_size, "cpu") for size in SIZES)
+        step = make_step(config, compute)
+        small, large = (random_batch(size, config.image_size) for size in SIZES)
         try:
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
-                flops = count_flops(rival, large) / SIZES[1]
-                peak, larger_peak = step_peak(rival, small), step_peak(rival, large)
+                flops = count_flops(step, large) / SIZES[1]
+                peak, larger_peak = step_peak(step, small), step_peak(step, large)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(f"method {config.method!r}: its steps depend on the values of a batch") from error
     per_image = (larger_peak - peak) / (SIZES[1] - SIZES[0])
-    state = STATES[config.optimizer or rival.method.optimizer] * _bytes(_trained(rival.model, rival.method))
-    fixed = _bytes(rival.model.parameters()) + state + larger_peak - SIZES[1] * per_image
-    return StepCost(fixed, per_image, flops, not indivisible(rival.method, rival.model))
+    trained, module = _trained(step.model, step.method), step.model.select
+    state = STATES[config.optimizer or step.method.optimizer] * _bytes(trained)
+    return StepCost(
+        trained=sum(p.numel() for p in trained),
+        module=sum(p.numel() for p in module.parameters()) if module else 0,
+        stored=_bytes(step.model.parameters()) + state,
+        fixed=larger_peak - SIZES[1] * per_image,
+        per_image=per_image,
+        flops=flops,
+        divisible=not indivisible(step.method, step.model),
+    )
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters)
 
 
-def count_flops(rival: Rival, batch: Batch) -> int:
+def compare_steps(source: str, method: str, image_size: int = 224, images: int = 4) -> dict[str, Any]:
+    """A step of a method that tunes what LP+LN tunes, compared with one of LP+LN."""
+    configs = [Config("random", "none", method=name, backbone=source, image_size=image_size, precision="32-true")
+               for name in (BASELINE, method)]  # fmt: skip
+    plain, ours = map(step_cost, configs)
+    backbone = load_architecture(source, image_size)
+    size = sum(p.numel() for p in backbone.parameters())
+    methods = {
+        name: {
+            "trainable_parameters": cost.trained,
+            "module_parameters": cost.module,
+            "module_of_backbone": cost.module / size,
+            "gflops_per_image": cost.flops / 1e9,
+            "peak_bytes": cost.working(images),
+            "ratio": {
+                "flops": cost.flops / plain.flops, "peak_bytes": cost.working(images) / plain.working(images)
+            },
+        }
+        for name, cost in ((BASELINE, plain), (method, ours))
+    }  # fmt: skip
+    return {
+        "backbone": {"source": source, "resolved": backbone.resolved, "parameters": size}, "image_size": image_size,
+        "patches": math.prod(backbone.grid(image_size)), "batch": images, "methods": methods,
+    }  # fmt: skip
+
+
+def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of `compare_steps` for the method that is compared with LP+LN."""
+    return next(dict(counts) for name, counts in cost["methods"].items() if name != BASELINE)
+
+
+def count_flops(step: Step, batch: Batch) -> int:
     """Matrix-product FLOPs of forward and backward: weight gradients only for trained weights.
 
     Attention runs unfused here, because the counter does not see fused products (six per layer, two of them forward).
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        losses = rival.method.losses(rival.model(batch.image), batch)
+        losses = step.method.losses(step.model(batch.image), batch)
         torch.autograd.backward(torch.stack(list(losses.values())).sum())
-    rival.optimizer.zero_grad()
+    step.optimizer.zero_grad()
     return counter.get_total_flops()
 
 
-def step_peak(rival: Rival, batch: Batch) -> int:
+def step_peak(step: Step, batch: Batch) -> int:
     """Peak bytes of a step, beyond weights and images; the first step also allocates the optimiser state."""
-    weights = [tensor for part in (rival.model, rival.method) for tensor in (*part.parameters(), *part.buffers())]
+    weights = [tensor for part in (step.model, step.method) for tensor in (*part.parameters(), *part.buffers())]
     with PeakMemory([batch.image, *weights]) as memory:
-        rival.step(batch)
+        step(batch)
     return memory.peak
 
 
@@ -321,13 +315,13 @@ def _card_warning(needed: float, card: int | None) -> list[str]:
 def largest_step(steps: Iterable[tuple[str, Config, int]]) -> list[str]:
     """The step that needs most memory, in words.
 
-    Runs that differ neither in `DECIDING` nor in their images are counted once, and of each backbone only the largest
+    Runs that differ neither in `COUNTED_BY` nor in their images are counted once, and of each backbone only the largest
     batch: methods differ less. Methods whose steps depend on values are left out. A step is the name of a run, its
     settings, and its images.
     """
     kinds: dict[tuple[str, ...], tuple[int, str, Config]] = {}  # settings -> their largest batch
     for name, config, total in steps:
-        key, images = tuple(repr(getattr(config, setting)) for setting in DECIDING), at_once(config, total)
+        key, images = tuple(repr(getattr(config, setting)) for setting in COUNTED_BY), at_once(config, total)
         if key not in kinds or images > kinds[key][0]:
             kinds[key] = images, name, config
     counted: list[tuple[float, int, str, StepCost]] = []

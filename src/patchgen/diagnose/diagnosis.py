@@ -18,7 +18,7 @@ from patchgen.common.files import write_text
 from patchgen.common.text import json_text, number_text, plus_minus, printable
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.claims import claims
-from patchgen.diagnose.cost import count_step, of_module
+from patchgen.diagnose.cost import compare_steps, of_module
 from patchgen.diagnose.measure import Options, Record, measure, rank_all, summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
@@ -28,7 +28,6 @@ from patchgen.runs.scores import score_record
 
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
-BATCH = 4  # images per step in part E
 PART = 32  # images per forward pass
 VERDICTS = {"yes": "right", "no": "wrong"}  # colours of the page
 MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
@@ -124,7 +123,7 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         }
     config = main.predictor.config
     method = {"select": "patchgen-select", "patchgen-cls": "patchgen-cls"}.get(main.model.pool, "patchgen")
-    cost = count_step(config.backbone, image_size=config.image_size, batch=BATCH, measured=(method,))
+    cost = compare_steps(config.backbone, method, config.image_size)
     tick(1)
     facts = {
         "main": main.name, "unseen": fold.unseen, "images": len(opened.rows), "checkpoint": options.checkpoint,
