@@ -1,9 +1,8 @@
-"""CORAL and MMD against loops over entries and pairs, DANN and CDANN against a network without reversal."""
+"""CORAL and MMD over pairs of domains, DANN and CDANN against a network without reversal, and mDSDI."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,52 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen.data.loaders import Batch
 from patchgen.methods.alignment import (
+    TwoPartHead,
     domain_features,
     domain_network,
-    kernel_distance,
     moment_distance,
     positions,
+    risk_after_a_step,
+    squared_covariance,
 )
 from patchgen.model.losses import pseudo_labels
 
 
 def points(rows: int, seed: int, dim: int = 3) -> Tensor:
     return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def moments_by_hand(one: Tensor, other: Tensor) -> float:
-    def moments(x: list[list[float]]) -> tuple[list[float], list[list[float]]]:
-        n, dim = len(x), len(x[0])
-        mean = [sum(row[j] for row in x) / n for j in range(dim)]
-        cov = [
-            [sum((row[i] - mean[i]) * (row[j] - mean[j]) for row in x) / (n - 1) for j in range(dim)]
-            for i in range(dim)
-        ]
-        return mean, cov
-
-    (m, c), (m2, c2), dim = moments(one.tolist()), moments(other.tolist()), one.shape[1]
-    means = sum((a - b) ** 2 for a, b in zip(m, m2, strict=True)) / dim
-    return means + sum((c[i][j] - c2[i][j]) ** 2 for i in range(dim) for j in range(dim)) / dim**2
-
-
-def kernels_by_hand(one: Tensor, other: Tensor) -> float:
-    def mean(a: list[list[float]], b: list[list[float]]) -> float:
-        apart = [sum((p - q) ** 2 for p, q in zip(x, y, strict=True)) for x in a for y in b]
-        return sum(math.exp(-gamma * d) for d in apart for gamma in (1e-3, 1e-2, 1e-1, 1, 10, 100, 1e3)) / len(apart)
-
-    a, b = one.tolist(), other.tolist()
-    return mean(a, a) + mean(b, b) - 2 * mean(a, b)
-
-
-CASES = [(moment_distance, moments_by_hand), (kernel_distance, kernels_by_hand)]
-
-
-@pytest.mark.parametrize(("distance", "by_hand"), CASES)
-def test_distances_equal_loops(distance: Callable[..., Tensor], by_hand: Callable[..., float]) -> None:
-    one, other = points(5, 0), 0.5 * points(4, 1) + 1
-    assert float(distance(one, other)) == pytest.approx(by_hand(one, other), rel=1e-9)
-    assert float(distance(one, other)) == pytest.approx(float(distance(other, one)), rel=1e-9)
 
 
 def test_coral_of_shifted_sets_is_the_shift_squared() -> None:
@@ -73,8 +41,8 @@ def test_three_domains_give_the_mean_of_three_pairs(scene: Callable[..., Any]) -
     out = s.forward()
     groups = domain_features(out, batch)
     assert [g.shape[0] for g in groups] == [2, 2, 2] and torch.equal(groups[0], out.features[[1, 3]])
-    pairs = [moments_by_hand(a.detach(), b.detach()) for a, b in itertools.combinations(groups, 2)]
-    assert float(s.method.losses(out, batch)["L_coral"].detach()) == pytest.approx(0.3 * sum(pairs) / 3, rel=1e-3)
+    pairs = [moment_distance(a, b) for a, b in itertools.combinations(groups, 2)]
+    torch.testing.assert_close(s.method.losses(out, batch)["L_coral"], 0.3 * sum(pairs) / 3)
 
 
 def test_one_domain_is_compared_with_nothing(scene: Callable[..., Any]) -> None:
@@ -125,3 +93,104 @@ def test_the_network_gets_the_gradient_and_the_features_its_opposite(
         assert (mine is None) == (theirs is None)
         if theirs is not None:
             torch.testing.assert_close(mine, theirs)
+
+
+# By two parts of the features
+
+
+def test_the_head_reads_both_parts() -> None:
+    torch.manual_seed(0)
+    head, x = TwoPartHead(5, 3), points(4, 0, 5).float()
+    with torch.no_grad():
+        head.bias += torch.tensor([1.0, -2.0, 0.5])
+    both = torch.cat([x @ head.invariant.weight.T, x @ head.specific.weight.T], 1)
+    torch.testing.assert_close(head(x), both @ head.joint.weight.T + head.bias)
+    torch.testing.assert_close(head(x), F.linear(x, head.weight, head.bias))
+    assert (head.in_features, head.out_features, head.weight.shape) == (5, 3, (3, 5))
+    torch.testing.assert_close(head.invariant(x).norm(dim=1), x.norm(dim=1))
+
+
+def test_the_covariance_is_torchs_and_zero_for_unrelated_columns() -> None:
+    a, b = points(6, 1, 2), points(6, 2, 3)
+    torch.testing.assert_close(squared_covariance(a, b), torch.cat([a, b], 1).T.cov()[:2, 2:].square().mean())
+    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    assert float(squared_covariance(signs[:, :1], signs[:, 1:])) == 0
+
+
+def meta_by_hand(head: TwoPartHead, x: Tensor, label: Tensor, rate: float) -> tuple[float, dict[str, Tensor]]:
+    """Steps on a copy, put back: the mean risk, and the mean of the gradients where it was measured."""
+    learn = {name: p for name, p in head.named_parameters() if name != "invariant.weight"}
+    start = {name: p.detach().clone() for name, p in learn.items()}
+    total, gradients = 0.0, {name: torch.zeros_like(p) for name, p in learn.items()}
+    for held_out in ([0, 1, 2], [3, 4, 5]):
+        rest = [i for i in range(6) if i not in held_out]
+        inner = F.cross_entropy(head(x[rest]), label[rest], ignore_index=-1)
+        slopes = torch.autograd.grad(inner, list(learn.values()))
+        with torch.no_grad():
+            for p, slope in zip(learn.values(), slopes, strict=True):
+                p -= rate * slope
+        outer = F.cross_entropy(head(x[held_out]), label[held_out], ignore_index=-1)
+        for name, slope in zip(learn, torch.autograd.grad(outer, list(learn.values())), strict=True):
+            gradients[name] += slope / 2
+        total += float(outer.detach()) / 2
+        with torch.no_grad():
+            for name, p in learn.items():
+                p.copy_(start[name])
+    return total, gradients
+
+
+def test_the_meta_term_and_its_gradient_equal_steps_on_a_copy() -> None:
+    torch.manual_seed(0)
+    head, x, label = TwoPartHead(5, 3), points(6, 3, 5).float(), torch.tensor([0, 2, 2, 1, 0, -1])
+    batch = Batch(torch.empty(0), label, torch.tensor([4, 4, 4, 7, 7, 7]), torch.arange(6))
+    value, gradients = meta_by_hand(head, x, label, 0.5)
+    found = risk_after_a_step(head, x, batch, 0.5)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(value, rel=1e-5)
+    assert abs(value - float(risk_after_a_step(head, x, batch, 0.0).detach())) > 1e-2
+    for name, wanted in gradients.items():
+        torch.testing.assert_close(head.get_parameter(name).grad, wanted, rtol=1e-4, atol=1e-6)
+    assert head.invariant.weight.grad is None
+
+
+@pytest.mark.parametrize("first", ["", "patchgen+"])
+def test_the_terms(first: str, scene: Callable[..., Any]) -> None:
+    hparams = {"invariant": 0.5, "specific": 2.0, "covariance": 3.0, "meta": 4.0}
+    s = scene(f"{first}mdsdi", sources=(0, 2), lr=0.1, hparams=hparams)
+    out = s.forward()
+    found = s.method.losses(out, s.batch)
+    assert list(found)[-4:] == ["L_invariant", "L_specific", "L_covariance", "L_meta"]
+    x, head = out.features, s.model.head
+    i, q = x @ head.invariant.weight.T, x @ head.specific.weight.T
+    torch.testing.assert_close(found["L_invariant"], F.cross_entropy(s.method.adversary(i), PLACE))
+    torch.testing.assert_close(found["L_specific"], 2 * F.cross_entropy(s.method.recogniser(q), PLACE))
+    torch.testing.assert_close(found["L_covariance"], 3 * squared_covariance(i, q))
+    value, _ = meta_by_hand(head, x.detach(), s.batch.label, 0.1)
+    assert float(found["L_meta"].detach()) == pytest.approx(4 * value, rel=1e-4)
+
+
+def test_the_invariant_part_is_pushed_the_other_way(scene: Callable[..., Any]) -> None:
+    s = scene("mdsdi", sources=(0, 2), hparams={"invariant": 0.5})
+    out = s.forward()
+    projection, network = s.model.head.invariant.weight, s.method.adversary[0].weight
+    got = torch.autograd.grad(s.method.losses(out, s.batch)["L_invariant"], [projection, network], retain_graph=True)
+    plain = F.cross_entropy(s.method.adversary(s.model.head.invariant(out.features)), PLACE)
+    wanted = torch.autograd.grad(plain, [projection, network])
+    torch.testing.assert_close(got[0], -0.5 * wanted[0])
+    torch.testing.assert_close(got[1], wanted[1])
+
+
+@pytest.mark.parametrize(
+    ("term", "head"),
+    [
+        ("main", {"invariant.weight", "specific.weight", "joint.weight", "bias"}),
+        ("L_invariant", {"invariant.weight"}),
+        ("L_specific", {"specific.weight"}),
+        ("L_covariance", {"invariant.weight", "specific.weight"}),
+        ("L_meta", {"specific.weight", "joint.weight", "bias"}),
+    ],
+)
+def test_which_part_of_the_head_each_term_reaches(term: str, head: set[str], scene: Callable[..., Any]) -> None:
+    s = scene("mdsdi", sources=(0, 2))
+    model, _ = s.reached(s.method.losses(s.forward(), s.batch)[term])
+    assert {name.removeprefix("head.") for name in model if name.startswith("head.")} == head

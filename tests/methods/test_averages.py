@@ -1,4 +1,4 @@
-"""SMA and GESTUR: averages and gradients against loops, and averages that runs choose and save."""
+"""SMA and GESTUR: averages of the weights against loops, and averages that runs choose and save."""
 
 from __future__ import annotations
 
@@ -59,40 +59,20 @@ def test_the_mean_is_what_a_run_chooses_and_saves(tiny_run: Callable[..., Any]) 
     assert any(not torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def backward(s: Any) -> dict[str, Tensor]:
-    s.model.zero_grad()
-    sum(s.method.losses(s.forward(), s.batch).values()).backward()
-    return {name: tensor.grad.clone() for name, tensor in trained_tensors(s.model).items()}
-
-
 def test_names_with_dots_come_back() -> None:
     kept = NamedBuffers({"a.b_c": torch.ones(2), "a_b.c": torch.zeros(1)}, saved=True)
     assert list(kept.named()) == ["a.b_c", "a_b.c"] and not list(kept.parameters())
     assert len(kept.state_dict()) == 2 and not NamedBuffers({"a.b": torch.ones(1)}, saved=False).state_dict()
 
 
-@pytest.mark.parametrize("name", ["gestur", "patchgen+gestur"])
-def test_a_step_by_hand(name: str, scene: Callable[..., Any]) -> None:
-    s = scene(name, tune="full", hparams={"gestur": 0.2, "decay": 0.9})
-    start = copies(trained_tensors(s.model))
+def test_the_average_follows_by_its_decay(scene: Callable[..., Any]) -> None:
+    s = scene("patchgen+gestur", tune="full", hparams={"decay": 0.9})
     for _ in range(2):
-        inner, theta = backward(s), copies(trained_tensors(s.model))
         average = copies(s.method.predicting(s.model))
-        s.method.adjust_gradients(s.model)
-        far = {n: theta[n] - average[n] for n in theta if n.startswith("backbone.")}
-        norm_in = sum(float(g.double().square().sum()) for g in inner.values()) ** 0.5
-        norm_out = sum(float(d.double().square().sum()) for d in far.values()) ** 0.5
-        for n, parameter in trained_tensors(s.model).items():
-            wanted = inner[n]
-            if n in far:
-                outer = far[n] * (0.2 * norm_in / norm_out) if norm_out else torch.zeros_like(far[n])
-                wanted = (inner[n] + outer) / 2
-            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-8)
         s.move()
         s.method.after_step(s.model)
         for n, tensor in s.method.predicting(s.model).items():
             torch.testing.assert_close(tensor, 0.9 * average[n] + 0.1 * trained_tensors(s.model)[n].detach())
-    assert norm_out > 0 and any(not torch.equal(start[n], t) for n, t in s.method.predicting(s.model).items())
 
 
 def test_the_average_starts_where_the_first_step_does(
@@ -106,12 +86,3 @@ def test_the_average_starts_where_the_first_step_does(
     monkeypatch.setattr("patchgen.train.fold.fit", look)
     with pytest.raises(KeyboardInterrupt):
         train(Config(**{**tiny_settings, "method": "patchgen+gestur"}), tmp_path, quiet=True)
-
-
-def test_the_average_is_what_a_run_saves(tiny_run: Callable[..., Any]) -> None:
-    slow, fast = (tiny_run("patchgen+gestur", steps=3, hparams={"decay": decay}) for decay in (0.999, 0.0))
-    a, b = (load_tensors(run.checkpoint("selected"))[0] for run in (slow, fast))
-    assert a.keys() == b.keys() and any(not torch.equal(a[name], b[name]) for name in a)
-    # the average has hardly moved, so what it predicts has not either
-    first, last = (slow.records("evaluation")[i]["validation"]["field"]["loss"] for i in (0, -1))
-    assert last == pytest.approx(first, abs=1e-2)

@@ -140,18 +140,6 @@ def test_only_steps_before_an_evaluation_look_at_a_batch(
     torch.testing.assert_close(noted[0][1]["main"], expected)
 
 
-@pytest.mark.parametrize("tune", ["head", "layernorm"])
-def test_a_coop_run_learns_its_vectors_and_predicts(
-    tune: str, clip_folder: Path, tiny_run: Callable[..., Any], image_folder: Path
-) -> None:
-    run = tiny_run("coop", backbone=str(clip_folder), tune=tune)
-    tensors, facts = load_tensors(run.checkpoint("swad"))
-    assert (set(tensors) == {VECTORS}) == (tune == "head") and facts["classes"] == ["circle", "cross", "square"]
-    predictor = load_run(run.path, "swad")
-    assert torch.equal(trained_tensors(predictor.model)[VECTORS], tensors[VECTORS])
-    assert len(list(predictor.predict(sorted(image_folder.rglob("studio/*/00.png"))))) == 3
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -186,14 +174,6 @@ def test_a_model_folder_keeps_the_sentences_and_no_text_tower(
 
 
 # Errors
-
-
-@pytest.mark.parametrize("name", ["clip", "coop", "duprg", "promptstyler", "dpl", "clipood", "clipceil"])
-def test_another_backbone_is_refused(name: str) -> None:
-    method = make_method(Config("photos", "site_c", image_size=56, method=name, backbone="tiny"))
-    method.class_names = CLASSES
-    with pytest.raises(ValueError, match="backbone 'tiny' is a dinov2_with_registers: choose --backbone clip-b16"):
-        build_model(method.config, method, 3)
 
 
 @pytest.mark.parametrize("content", ["[" * 5000, "{}", "null", '{"model": 5}', "\x00"])

@@ -156,17 +156,3 @@ def test_the_loss_has_the_layers_imbalance(scene: Callable[..., Any]) -> None:
     assert float(found["L_balance"].detach()) == pytest.approx(wanted, rel=1e-5)
     reached, _ = s.reached(sum(found.values()))
     assert {"backbone.adapters.0.directions", "backbone.adapters.0.experts.0.rules.left", "head.weight"} <= reached
-
-
-@pytest.mark.parametrize(
-    ("backbone", "hparams", "rule"),
-    [
-        ("resnet50", {}, "has none that are known; choose a ViT"),
-        ("tiny", {"rules": 48}, "into 48 equal parts; try --hparams rules 16"),
-    ],
-)
-@pytest.mark.parametrize("method", BOTH)
-def test_what_cannot_be_adapted_is_refused(method: str, backbone: str, hparams: dict[str, float], rule: str) -> None:
-    config = Config("photos", "site_c", method=method, backbone=backbone, image_size=224, hparams=hparams)
-    with pytest.raises(ValueError, match=rule):
-        build_on(load_backbone(backbone, pretrained=False), config, make_method(config), 3)

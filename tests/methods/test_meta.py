@@ -132,10 +132,3 @@ def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_pa
     wanted, found = (load_tensors(run.checkpoint("selected"))[0] for run in (one, two))
     for n, tensor in wanted.items():
         torch.testing.assert_close(found[n], tensor, atol=2e-4, rtol=0)
-
-
-def test_one_source_domain_is_too_few(scene: Callable[..., Any]) -> None:
-    s = scene("fish")
-    s.method.sources = (3,)
-    with pytest.raises(ValueError, match="needs at least two source domains"):
-        s.method.setup(s.model)

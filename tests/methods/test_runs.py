@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.methods import METHODS, method_class
+from patchgen.model.patchgen import PatchGen
 from patchgen.predict.predictor import load_run
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
@@ -87,6 +89,23 @@ def test_methods_on_clip_train_and_predict_from_the_command_line(
     assert len({tuple(p.probabilities) for p in found}) == 3
     assert main(["predict", str(run), str(image_folder / "studio" / "cross"), "--csv", str(tmp_path / "p.csv")]) == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 11
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [*((f"ablation-{row}", "select") for row in ("static", "channel", "attention")), ("patchgen+mdsdi", "head")],
+)
+def test_a_model_with_parts_of_its_own_predicts_what_its_run_recorded(
+    method: str, part: str, tiny_run: Callable[..., Any], image_folder: Path
+) -> None:
+    run = tiny_run(method, steps=3)
+    predictor = load_run(run.path)
+    assert type(getattr(predictor.model, part)) not in (nn.Linear, PatchGen)
+    paths = sorted((image_folder / "studio").rglob("*.png"))
+    right = [found.label == path.parent.name for found, path in zip(predictor.predict(paths), paths, strict=True)]
+    test = next(record for record in run.records("test") if record["checkpoint"] == "selected")
+    assert sum(right) / len(right) == pytest.approx(test["all"]["accuracy"])
+    assert predictor.explain(paths[0]).mask.shape == (4, 4)
 
 
 PATCHGEN = {"L_ms", "L_conf", "L_sim"}

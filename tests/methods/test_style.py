@@ -1,4 +1,4 @@
-"""MixStyle and SagNet: statistics by hand, the places they work at, and passes that they leave alone."""
+"""MixStyle and SagNet: the places they work at, and passes that they leave alone."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ from torch.nn import functional as F
 
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
-from patchgen.methods.style import mix_deviations, mix_variances, statistics, swap_content
+from patchgen.methods.style import mix_deviations, mix_variances, swap_content
 from patchgen.model.backbone import Backbone
 from patchgen.model.convert import Loaded
 from patchgen.model.generic import build_generic
-
-ORDER = torch.tensor([2, 0, 1])
-SHARE = torch.tensor([0.3, 1.0, 0.0])
-
-
-def positions() -> Tensor:
-    return 3 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
 
 
 def outputs(module: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
@@ -34,46 +27,9 @@ def outputs(module: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
     return said
 
 
-# Statistics
-
-
-@pytest.mark.parametrize(("mix", "power"), [(mix_deviations, 1), (mix_variances, 2)])
-def test_mixed_styles_are_those_of_a_loop(mix: Callable[..., Tensor], power: int) -> None:
-    """MixStyle mixes deviations, SagNet variances."""
-    x = positions()
-    found = mix(x, ORDER, SHARE)
-    for i, (j, own) in enumerate(zip(ORDER.tolist(), SHARE.tolist(), strict=True)):
-        for channel in range(4):
-            mine, theirs = x[i, :, channel], x[j, :, channel]
-            mean = own * float(mine.mean()) + (1 - own) * float(theirs.mean())
-            spread = own * float(mine.std()) ** power + (1 - own) * float(theirs.std()) ** power
-            expected = (mine - mine.mean()) / mine.std() * spread ** (1 / power) + mean
-            torch.testing.assert_close(found[i, :, channel], expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[1], x[1])  # all of its own style
-    assert mix(x[:, :1], ORDER, SHARE).isfinite().all()  # one position has no spread
-
-
-def test_only_sagnet_learns_through_the_statistics() -> None:
-    for mix, shift in ((mix_deviations, 0.0), (mix_variances, 1.0)):
-        x = positions().requires_grad_()
-        # a sample with all of its own style: with gradients through its statistics the map is the identity
-        mix(x, ORDER, torch.ones(3))[0, :, 0].mean().backward()
-        assert float(x.grad[0, :, 0].sum()) == pytest.approx(1.0, abs=1e-4)  # type: ignore[index]
-        x = positions().requires_grad_()
-        mix(x, ORDER, torch.zeros(3))[0, :, 0].mean().backward()
-        assert float(x.grad[2, :, 0].sum()) == pytest.approx(shift, abs=1e-4)  # type: ignore[index]
-
-
-def test_swapped_content_keeps_the_style_and_passes_gradients_through_it_alone() -> None:
-    x = positions().requires_grad_()
-    found = swap_content(x, ORDER)
-    for own, new in zip(statistics(x), statistics(found), strict=True):
-        torch.testing.assert_close(new, own, atol=1e-4, rtol=1e-4)
-    content = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
-    again = (found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True)
-    torch.testing.assert_close(again, content[ORDER], atol=1e-4, rtol=1e-4)
-    found[0].square().sum().backward()
-    assert x.grad is not None and x.grad[0].any() and not x.grad[1:].any()
+def test_one_position_has_no_spread() -> None:
+    for mix in (mix_deviations, mix_variances):
+        assert mix(torch.randn(3, 1, 4), torch.tensor([2, 0, 1]), torch.tensor([0.3, 1.0, 0.0])).isfinite().all()
 
 
 # Places

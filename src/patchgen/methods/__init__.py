@@ -13,19 +13,16 @@ from patchgen.common import plugins
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
-from patchgen.methods.alignment import Cdann, Coral, Dann, Mmd
-from patchgen.methods.arm import Arm
+from patchgen.methods.alignment import Cdann, Coral, Dann, Mdsdi, Mmd
 from patchgen.methods.averages import Gestur, Sma
 from patchgen.methods.balance import Balance, PatchGenAttend, PatchGenSelect, SelectTrueMask
 from patchgen.methods.clip import ClipOod, CoOp, ZeroShot
 from patchgen.methods.clipceil import ClipCeil
-from patchgen.methods.dpl import Dpl
 from patchgen.methods.gmdg import DomainGaussian, DomainMoments, Gmdg
 from patchgen.methods.heads import Mtl, Rsc
 from patchgen.methods.invariance import GroupDro, Irm, Vrex
 from patchgen.methods.kadaptation import KAdaptation, KAdaptationMoa
 from patchgen.methods.lreg import LReg, MarginalEntropy, Pim, PimLReg
-from patchgen.methods.mdsdi import Mdsdi
 from patchgen.methods.meta import Fish, Mldg
 from patchgen.methods.method import AllLabels, Erm, Full, LinearProbe, Method
 from patchgen.methods.miro import Miro
@@ -34,63 +31,24 @@ from patchgen.methods.patchgen import PatchGenCls, PatchGenMethod, PatchGenTrueM
 from patchgen.methods.selfreg import SelfReg
 from patchgen.methods.source_free import Duprg, PromptStyler
 from patchgen.methods.style import MixStyle, SagNet
+from patchgen.methods.transductive import Arm, Dpl
 
 METHODS: dict[str, type[Method]] = {
-    "lp": LinearProbe,
-    "lp-ln": Erm,
-    "full": Full,
-    "patchgen": PatchGenMethod,
-    "patchgen-cls": PatchGenCls,
-    "patchgen-select": PatchGenSelect,
-    "patchgen-no-losses": PatchGenWithoutLosses,
-    "patchgen-true-mask": PatchGenTrueMask,
-    "patchgen-attend": PatchGenAttend,
-    "patchgen-select-true-mask": SelectTrueMask,
-    "ablation-static": Static,
-    "ablation-channel": Channel,
-    "ablation-attention": Attention,
-    "ablation-attention-ms": AttentionSuppressed,
-    "ablation-select": SelectChoices,
-    "balance": Balance,
-    "all-labels": AllLabels,
-    "miro": Miro,
-    "gmdg": Gmdg,
-    "domain-moments": DomainMoments,
-    "domain-gaussian": DomainGaussian,
-    "gestur": Gestur,
-    "lreg": LReg,
-    "pim": Pim,
-    "pim-lreg": PimLReg,
-    "entropy": MarginalEntropy,
-    "coral": Coral,
-    "mmd": Mmd,
-    "dann": Dann,
-    "cdann": Cdann,
-    "mtl": Mtl,
-    "rsc": Rsc,
-    "selfreg": SelfReg,
-    "mdsdi": Mdsdi,
-    "mixstyle": MixStyle,
-    "sagnet": SagNet,
-    "arm": Arm,
-    "clip": ZeroShot,
-    "coop": CoOp,
-    "duprg": Duprg,
-    "promptstyler": PromptStyler,
-    "dpl": Dpl,
-    "clipood": ClipOod,
-    "clipceil": ClipCeil,
-    "kadaptation": KAdaptation,
-    "kadaptation-moa": KAdaptationMoa,
-    "bfmix-like": BfMixLike,
-    "irm": Irm,
-    "vrex": Vrex,
-    "groupdro": GroupDro,
-    "mixup": Mixup,
-    "mldg": Mldg,
-    "fish": Fish,
-    "sma": Sma,
-}
+    "lp": LinearProbe, "lp-ln": Erm, "full": Full,
+    "patchgen": PatchGenMethod, "patchgen-cls": PatchGenCls, "patchgen-select": PatchGenSelect,
+    "patchgen-no-losses": PatchGenWithoutLosses, "patchgen-true-mask": PatchGenTrueMask,
+    "patchgen-attend": PatchGenAttend, "patchgen-select-true-mask": SelectTrueMask,
+    "ablation-static": Static, "ablation-channel": Channel, "ablation-attention": Attention,
+    "ablation-attention-ms": AttentionSuppressed, "ablation-select": SelectChoices,
+    "balance": Balance, "all-labels": AllLabels,
+    "miro": Miro, "gmdg": Gmdg, "domain-moments": DomainMoments, "domain-gaussian": DomainGaussian, "gestur": Gestur,
+    "lreg": LReg, "pim": Pim, "pim-lreg": PimLReg, "entropy": MarginalEntropy,
+    "coral": Coral, "mmd": Mmd, "dann": Dann, "cdann": Cdann,
+    "mtl": Mtl, "rsc": Rsc, "selfreg": SelfReg, "mdsdi": Mdsdi, "mixstyle": MixStyle, "sagnet": SagNet, "arm": Arm,
+    "clip": ZeroShot, "coop": CoOp, "duprg": Duprg, "promptstyler": PromptStyler, "dpl": Dpl, "clipood": ClipOod,
+    "clipceil": ClipCeil, "kadaptation": KAdaptation, "kadaptation-moa": KAdaptationMoa, "bfmix-like": BfMixLike,
+    "irm": Irm, "vrex": Vrex, "groupdro": GroupDro, "mixup": Mixup, "mldg": Mldg, "fish": Fish, "sma": Sma,
+}  # fmt: skip
 plugins.open_table("methods", METHODS)
 
 ALIASES = {"erm": "lp-ln"}  # other common names of a method

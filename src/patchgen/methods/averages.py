@@ -41,31 +41,41 @@ class NamedBuffers(nn.Module):
         return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
 
 
-class Sma(Method):
-    summary = "SMA: the mean of the weights over all steps predicts"
-    reference = "Arpit et al., Ensemble of Averages: Improving Model Selection and Boosting Performance, NeurIPS 2022"
-    addable = True
-    defaults = {"sma_start": 0.02}
-    bounds = {"sma_start": BELOW_ONE}
-    made: Tensor  # () steps so far
+class AverageOfSteps(Method):
+    """An average of the trained tensors predicts, in which the newest ones have the weight ``share()``."""
+
+    made: Tensor  # () steps so far, without the current one
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.mean = NamedBuffers(trained_tensors(model), saved=True)
         self.register_buffer("made", torch.tensor(0))
 
+    def share(self) -> Tensor:
+        raise NotImplementedError
+
     @torch.no_grad()
     def after_step(self, model: Classifier) -> None:
         super().after_step(model)
-        first = max(1, int(self.hparams["sma_start"] * self.config.steps))  # the first update in the mean
-        share = 1 / (self.made - first + 3).clamp(min=1)  # weight of the newest weights; 1 until the mean starts
-        mean = self.mean.named()
+        share, mean = self.share(), self.mean.named()
         for name, tensor in trained_tensors(model).items():
             mean[name].lerp_(tensor, share.to(tensor))
         self.made += 1
 
     def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
         return self.mean.named()
+
+
+class Sma(AverageOfSteps):
+    summary = "SMA: the mean of the weights over all steps predicts"
+    reference = "Arpit et al., Ensemble of Averages: Improving Model Selection and Boosting Performance, NeurIPS 2022"
+    addable = True
+    defaults = {"sma_start": 0.02}
+    bounds = {"sma_start": BELOW_ONE}
+
+    def share(self) -> Tensor:
+        first = max(1, int(self.hparams["sma_start"] * self.config.steps))  # the first update in the mean
+        return 1 / (self.made - first + 3).clamp(min=1)  # 1 until the mean starts
 
 
 class Gestur(Method):

@@ -46,8 +46,7 @@ class Balance(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         model.context = True
-        outputs = getattr(model.head, "out_features", len(self.class_names))  # CLIP heads lack this attribute
-        self.expert = nn.Linear(model.backbone.dim, outputs)
+        self.expert = nn.Linear(model.backbone.dim, model.head.out_features)
         self.register_buffer("contradiction", torch.full((), torch.nan))  # q
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.averages import NamedBuffers
+from patchgen.methods.averages import AverageOfSteps
 from patchgen.methods.method import COUNT, POSITIVE, Method
-from patchgen.model.classifier import Classifier, Output, trained_tensors
+from patchgen.model.classifier import Classifier, Output
 from patchgen.model.clip import (
     PHOTO,
     ClassVectors,
@@ -157,7 +157,7 @@ class CoOp(Sentences):
 # CLIPood
 
 
-class ClipOod(Sentences):
+class ClipOod(AverageOfSteps, Sentences):
     summary = "CLIPood: CLIP's image tower tuned with semantic margins; a Beta average of the weights predicts"
     reference = "Shu et al., CLIPood: Generalizing CLIP to Out-of-Distributions, ICML 2023"
     tune = "full"
@@ -167,7 +167,6 @@ class ClipOod(Sentences):
     self_contained = True
     defaults = {"margin": 0.3, "beta": 0.5}
     bounds = {"beta": POSITIVE}
-    made: Tensor  # () steps so far
     shares: Tensor  # (steps + 1,) share of the newest weights in the average
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
@@ -175,8 +174,6 @@ class ClipOod(Sentences):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self.mean = NamedBuffers(trained_tensors(model), saved=True)
-        self.register_buffer("made", torch.tensor(0))
         self.register_buffer("shares", beta_shares(self.config.steps, self.hparams["beta"]), persistent=False)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -184,16 +181,8 @@ class ClipOod(Sentences):
         logits = with_margins(out.logits, batch.label, head.vectors, head.scale.exp() * self.hparams["margin"])
         return super().losses(out, batch) | {"main": cross_entropy(logits, batch.label, self.weights(out, batch))}
 
-    @torch.no_grad()
-    def after_step(self, model: Classifier) -> None:
-        super().after_step(model)
-        self.made += 1
-        share, mean = self.shares[self.made.clamp(max=self.config.steps)], self.mean.named()
-        for name, tensor in trained_tensors(model).items():
-            mean[name].lerp_(tensor, share.to(tensor))
-
-    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
-        return self.mean.named()
+    def share(self) -> Tensor:
+        return self.shares[(self.made + 1).clamp(max=self.config.steps)]
 
 
 def with_margins(logits: Tensor, label: Tensor, vectors: Tensor, margin: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method, require_linear_head
+from patchgen.methods.method import Method
 from patchgen.methods.miro import ChannelVariance, Miro, gaussian_nll
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, gather_over_ranks, pseudo_labels
@@ -80,11 +80,8 @@ class DomainMoments(Method):
     reference = LREG
     addable = True
     moves_features = True
+    linear_head = True
     defaults = {"moments": 0.1}
-
-    def setup(self, model: Classifier) -> None:
-        super().setup(model)
-        require_linear_head(self, model)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         features, domain = gather_over_ranks(out.features.float()), gather_over_ranks(batch.domain)

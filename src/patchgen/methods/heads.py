@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import BELOW_ONE, SHARE, Method, require_linear_head
+from patchgen.methods.method import BELOW_ONE, SHARE, Method
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.losses import pseudo_labels, sum_over_ranks
 
@@ -37,6 +37,7 @@ class Mtl(Method):
     summary = "MTL: the head also reads the mean feature of the image's domain"
     reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
     addable = True
+    linear_head = True
     defaults = {"ema": 0.99}
     bounds = {"ema": BELOW_ONE}
     learned = {"shift": ""}
@@ -46,7 +47,6 @@ class Mtl(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        require_linear_head(self, model)
         dim = model.backbone.dim
         self.shift = nn.Linear(dim, model.head.out_features, bias=False)  # W_2
         nn.init.zeros_(self.shift.weight)
@@ -81,12 +81,9 @@ class Rsc(Method):
     summary = "RSC: mutes the feature dimensions that a decision relies on most"
     reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     addable = True
+    linear_head = True
     defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
     bounds = {"rsc_features": SHARE, "rsc_samples": SHARE}
-
-    def setup(self, model: Classifier) -> None:
-        super().setup(model)
-        require_linear_head(self, model)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         head: Any = self.classifier.head

@@ -74,7 +74,10 @@ class Method(nn.Module):
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
     each_pass: ClassVar[str] = ""  # what it does at every pass, which cached features (lp --no-augment) would not have
     whole_batch: ClassVar[bool] = False  # in a training pass an image's output depends on the others
+    linear_head: ClassVar[bool] = False  # reads the weight and the bias of the head
     moves_features: ClassVar[bool] = False  # has no effect if neither the backbone nor a mask is trained
+    backbone_term: ClassVar[str] = ""  # the hyper-parameter of a term without effect in the tuning modes `idle_tunes`
+    idle_tunes: ClassVar[tuple[str, ...]] = ("head",)
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
     bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
@@ -99,10 +102,13 @@ class Method(nn.Module):
                 f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment "
                 "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
             )
-        if self.moves_features and self.chosen_tune == "head" and self.chosen_pool not in MASKED:
+        term = self.backbone_term
+        unmoved = self.moves_features and self.chosen_tune == "head" and self.chosen_pool not in MASKED
+        if unmoved or (term and self.hparams[term] and self.chosen_tune in self.idle_tunes):
+            off = f", or switch it off with --hparams {term} 0" if term else ""
             raise ValueError(
-                f"{config.method!r} moves the features of the source domains, but with tune 'head' and pool "
-                f"{self.chosen_pool!r} nothing can move them; choose --tune layernorm, last_block or full"
+                f"{config.method!r} acts on the backbone's features, but with tune {self.chosen_tune!r} and pool "
+                f"{self.chosen_pool!r} nothing can move them; choose --tune layernorm or full{off}"
             )
         if self.chosen_tune == "lora":
             require_peft()
@@ -164,6 +170,8 @@ class Method(nn.Module):
     def setup(self, model: Classifier) -> None:
         """Create the method's parameters; the model has its pretrained weights, before the first step."""
         self._classifier = (model,)  # in a tuple, so that it is not registered as a submodule
+        if self.linear_head:
+            require_linear_head(self, model)
 
     @property
     def classifier(self) -> Classifier:

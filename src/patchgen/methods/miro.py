@@ -13,8 +13,7 @@ cannot drift and is left out. With `miro` 0 none of this is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import softplus
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.averages import NamedBuffers
 from patchgen.methods.method import Method
@@ -41,14 +39,7 @@ class Miro(Method):
     addable = True
     defaults = {"miro": 0.1, "miro_lr_mult": 10.0}
     learned = {"variances": "miro_lr_mult"}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.hparams["miro"] and self.chosen_tune == "head":
-            raise ValueError(
-                f"{config.method!r} keeps the backbone near its pretrained state, but with tune 'head' none of it "
-                "can drift; choose --tune layernorm, last_block or full, or switch it off with --hparams miro 0"
-            )
+    backbone_term = "miro"
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
@@ -58,7 +49,7 @@ class Miro(Method):
         learned = {name: tensor for name, tensor in model.backbone.named_parameters() if tensor.requires_grad}
         self.pretrained = NamedBuffers(learned, saved=False)  # a resumed run gets them from the backbone
         modules = tap_modules(model.backbone)
-        found = zip(modules, outputs_of(modules, model), strict=True)
+        found = zip(modules, first_outputs(modules, model), strict=True)
         drifting = {module: num_channels(output) for module, output in found if output.requires_grad}
         self._taps = Taps(list(drifting))
         self.variances.extend(ChannelVariance(channels) for channels in drifting.values())
@@ -70,8 +61,10 @@ class Miro(Method):
         return found
 
     def _drift(self, images: Tensor) -> Tensor:
-        now = self._taps.take()
-        then = self._taps.reference(self.classifier.backbone, self.pretrained.named(), images)
+        now, backbone, weights = self._taps.take(), self.classifier.backbone, self.pretrained.named()
+        half = self.config.precision == "bf16-mixed"
+        with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+            then = outputs_of(self._taps.modules, lambda: functional_call(backbone, weights, images))
         terms = [gaussian_nll(z, z0, variance()) for z, z0, variance in zip(now, then, self.variances, strict=True)]
         return torch.stack(terms).sum()
 
@@ -109,16 +102,22 @@ def tap_modules(backbone: Backbone) -> list[nn.Module]:
     return [stem, *(blocks[i] for i in last if i >= 0)]
 
 
-def outputs_of(modules: Sequence[nn.Module], model: Classifier) -> list[Tensor]:
-    """The outputs of modules for one black image, in a pass with gradients."""
-    found: list[Tensor] = []
-    handles = [on_tensor(module, found.append) for module in modules]
-    size = [side * model.backbone.patch_size for side in model.grid]
-    with torch.enable_grad():
-        model.backbone(torch.zeros(1, 3, *size, device=next(model.parameters()).device))
+def outputs_of(modules: Sequence[nn.Module], run: Callable[[], object]) -> list[Tensor]:
+    """The outputs of modules, in the order of the pass that ``run`` makes."""
+    outputs: list[Tensor] = []
+    handles = [on_tensor(module, outputs.append) for module in modules]
+    run()
     for handle in handles:
         handle.remove()
-    return found
+    return outputs
+
+
+def first_outputs(modules: Sequence[nn.Module], model: Classifier) -> list[Tensor]:
+    """The outputs for one black image, in a pass with gradients."""
+    size = [side * model.backbone.patch_size for side in model.grid]
+    image = torch.zeros(1, 3, *size, device=next(model.parameters()).device)
+    with torch.enable_grad():
+        return outputs_of(modules, lambda: model.backbone(image))
 
 
 def num_channels(output: Tensor) -> int:
@@ -127,35 +126,19 @@ def num_channels(output: Tensor) -> int:
 
 
 class Taps:
-    """Records the outputs of modules in training passes (those with gradients), and in a reference pass on request."""
+    """Records the outputs of modules in training passes, those with gradients."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
         self._seen: list[Tensor] = []
-        self._compares = False  # a reference pass is in progress
-        self._half: torch.dtype | None = None  # dtype of the training pass, if it differs from the weights'
         for i, module in enumerate(modules):
             on_tensor(module, partial(self._note, i))
 
     def _note(self, i: int, output: Tensor) -> None:
         if torch.is_grad_enabled():
-            kind = output.device.type
-            self._half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        elif not self._compares:
-            return
-        self._seen[i:] = [output]  # a new pass begins with the first tap
+            self._seen[i:] = [output]  # a new pass begins with the first tap
 
     def take(self) -> list[Tensor]:
         """Outputs of the last pass; can be taken once, so that its graph is freed."""
         seen, self._seen = self._seen, []
         return seen
-
-    @torch.no_grad()
-    def reference(self, backbone: Backbone, weights: dict[str, Tensor], images: Tensor) -> list[Tensor]:
-        """Outputs for the same images with other weights, in the dtype of the training pass."""
-        self._compares = True
-        try:
-            with torch.autocast(images.device.type, self._half) if self._half else nullcontext():
-                functional_call(backbone, weights, images)
-            return self.take()
-        finally:
-            self._compares = False

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 from torch.func import functional_call
 
-from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import POSITIVE, SHARE, Method
-from patchgen.methods.miro import num_channels, outputs_of
+from patchgen.methods.miro import first_outputs, num_channels
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.generic import on_tensor
@@ -70,19 +69,13 @@ class SagNet(Method):
     defaults = {"sagnet": 0.1, "sagnet_lr_mult": 10.0}
     learned = {"style": "sagnet_lr_mult"}
     each_pass = "mixes styles"
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.hparams["sagnet"] and self.chosen_tune in ("head", "last_block"):
-            raise ValueError(
-                f"{config.method!r} takes style out of the early layers, and with tune {self.chosen_tune!r} none of "
-                "them learns; choose --tune layernorm or full, or only mix styles with --hparams sagnet 0"
-            )
+    backbone_term = "sagnet"
+    idle_tunes = ("head", "last_block")  # it takes style out of the early layers
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         [place] = style_places(model.backbone, (1,) if model.backbone.family.convolutional else ())
-        self.style = StyleHead(num_channels(outputs_of([place], model)[0]), model.head.out_features)
+        self.style = StyleHead(num_channels(first_outputs([place], model)[0]), model.head.out_features)
         self._seen: Tensor | None = None
         on_training_passes(place, model.backbone, self._randomise)
 
