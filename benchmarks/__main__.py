@@ -12,11 +12,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from benchmarks.common import Others
-from benchmarks.table import SUBJECTS, Row, markdown, measure_all, put_into, table
+from benchmarks.common import Others, report
+from benchmarks.table import SUBJECTS, TABLE, Row, markdown, put_into, table
 from patchgen.commands import print_table
 from patchgen.common.files import write_text
 
@@ -67,12 +68,17 @@ def _renew(page: str, rows: list[Row], reason: str) -> int:
     return 0
 
 
-def _measure(name: str, small: bool, options: list[str]) -> dict[str, dict]:
+def _measure(name: str, small: bool, options: list[str]) -> dict[str, dict[str, Any]]:
+    """What each benchmark finds with its default arguments, or the small ones, by name; or one with options."""
     if name != "all" and not small:
         return {name: tyro.cli(SUBJECTS[name].measure, prog=f"python -m benchmarks {name}", args=options)}
     if options:
         raise ValueError(f"{'--small' if small else 'all'} takes no further options, got {' '.join(options)}")
-    return measure_all(small=small) if name == "all" else measure_all((name,), small)
+    found = {}
+    for subject in TABLE if name == "all" else (name,):
+        report(f"-- {subject}")
+        found[subject] = SUBJECTS[subject].measure(**SUBJECTS[subject].SMALL if small else {})
+    return found
 
 
 if __name__ == "__main__":

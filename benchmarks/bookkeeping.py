@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
-from benchmarks.growth import Work, fit_exponent
+from benchmarks.common import Line, at_least_one, cpu_seconds, fit_exponent, one_thread, report
 from patchgen.config import Config, dump_config
 from patchgen.data.images import ImageStore
 from patchgen.data.splits import write_splits
@@ -36,6 +35,7 @@ from patchgen.runs.scores import read_runs
 from patchgen.tasks import make_fold
 from patchgen.tasks.metrics import probability_scores
 
+Work = Callable[[], object]
 TARGET = 1.1
 KINDS = ("images", "sites", "classes", "runs")
 SCALED = ("images", "runs")

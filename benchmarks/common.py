@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,11 @@ def take_turns(
     """Seconds of each work by the clock, in turn; the first turn warms up and is not counted."""
     turns = [{name: clock(work) for name, work in works.items()} for _ in range(repeats + 1)]
     return {name: [turn[name] for turn in turns[1:]] for name in works}
+
+
+def fit_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Slope of the least-squares line through the logarithms: 1 is proportional, 2 is the square."""
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 @contextmanager

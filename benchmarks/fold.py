@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import Line, report, write_images
-from benchmarks.pipeline import plain_batch
+from benchmarks.input import plain_batch
 from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model

@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import Line, report
+from benchmarks.common import Line, fit_exponent, report
 from patchgen.diagnose.cost import PeakMemory
 from patchgen.model.patchgen import PatchGen, PatchGenOutput, default_heads
 
@@ -42,9 +41,7 @@ def measure(*, dim: int = 384, patches: tuple[int, ...] = (256, 1024, 4096)) -> 
         row = {"patches": count} | {name: peak_bytes(forward, dim, count) for name, forward in FORWARDS.items()}
         report(f"{count} patches: " + ", ".join(f"{name} {row[name] / 1e6:.1f} MB" for name in FORWARDS))
         rows.append(row)
-    exponent = {
-        name: float(np.polyfit(np.log(patches), np.log([row[name] for row in rows]), 1)[0]) for name in FORWARDS
-    }
+    exponent = {name: fit_exponent(patches, [row[name] for row in rows]) for name in FORWARDS}
     return {"dim": dim, "heads": default_heads(dim), "bytes": rows, "exponent": exponent}
 
 

@@ -8,7 +8,6 @@
 - `k-means`: scikit-learn's Lloyd iterations from the same centres.
 - `mixture`: scikit-learn's spherical GaussianMixture from the same means, for as many steps.
 - `match`: scipy's Hungarian solver on a table that a loop over the samples fills, as the host projects do.
-- `stage`: scikit-learn's k-means of all images; ours pins those of known classes, and draws only the missing centres.
 
 Ours and the peer take turns in one process, after one turn that warms up. A ratio is of seconds on the clock, beside it
 that of processor seconds, which other programs disturb less.
@@ -37,7 +36,7 @@ from benchmarks.fold import PlainLoop, at_hand, evaluations, image_cache, write_
 from benchmarks.predict import untrained_predictor
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.config import Config
-from patchgen.discovery import SemiSupervisedKMeans, clustering_accuracy
+from patchgen.discovery import clustering_accuracy
 from patchgen.discovery.kmeans import nearest
 from patchgen.tasks import make_fold
 from patchgen.train.lifecycle import train
@@ -51,7 +50,6 @@ PEERS = {
     "k-means": "k-means: scikit-learn / ours",
     "mixture": "mixture: scikit-learn / ours",
     "match": "Hungarian match: sample by sample / ours",
-    "stage": "k-means of a stage, most classes known: scikit-learn's, which knows none / ours",
 }
 TARGETS = {"predict": 1.0, "train": 1.0}
 Pair = tuple[Callable[[], object], Callable[[], object]]  # ours, the peer
@@ -181,7 +179,6 @@ def grouping(points: int, dim: int, classes: int) -> dict[str, Pair]:
         "k-means": (lambda: our_kmeans(x, centres), lambda: plain_kmeans(x, centres)),
         "mixture": (lambda: our_mixture(x, centres), lambda: plain_mixture(x, centres)),
         "match": (lambda: clustering_accuracy(truth, groups, range(classes)), lambda: plain_match(truth, groups)),
-        "stage": (lambda: our_stage(x, truth), lambda: plain_stage(x, classes)),
     }
 
 
@@ -223,15 +220,3 @@ def plain_match(truth: np.ndarray, groups: np.ndarray) -> float:
         counts[cluster, label] += 1
     row, column = linear_sum_assignment(counts.max() - counts)
     return float(counts[row, column].sum() / len(truth))
-
-
-def our_stage(x: Tensor, truth: np.ndarray) -> object:
-    """Constrained k-means where nine of ten classes are known."""
-    classes = int(truth.max()) + 1
-    known = truth < max(1, round(0.9 * classes))
-    return SemiSupervisedKMeans(classes, inits=1).fit(x[~known], x[known], truth[known])
-
-
-def plain_stage(x: Tensor, classes: int) -> object:
-    iterations = SemiSupervisedKMeans(classes).iterations
-    return KMeans(classes, n_init=1, max_iter=iterations, random_state=1).fit(x.numpy())

@@ -33,8 +33,9 @@ def measure(*, repeats: int = 5) -> dict[str, Any]:
     processor: dict[str, list[float]] = {name: [] for name in WORDS}
     for _ in range(repeats):
         for name, words in WORDS.items():
-            start = time.perf_counter()
-            processor[name].append(children_seconds(*words))
+            start, used = time.perf_counter(), _of_children()
+            subprocess.run(python(*words), check=True, capture_output=True, env=child_environment())
+            processor[name].append(_of_children() - used)
             clock[name].append(time.perf_counter() - start)
         report("  ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in clock.items()))
     seconds = {name: statistics.median(each) for name, each in clock.items()}
@@ -50,13 +51,6 @@ def lines(found: dict[str, Any]) -> list[Line]:
         (f"`{name}`", f"{found['seconds'][name]:.2f} s", f"< {target} s", found["reached"][name])
         for name, target in TARGETS.items()
     ]
-
-
-def children_seconds(*words: str) -> float:
-    """Processor seconds of a process of this Python with these words."""
-    used = _of_children()
-    subprocess.run(python(*words), check=True, capture_output=True, env=child_environment())
-    return _of_children() - used
 
 
 def _of_children() -> float:

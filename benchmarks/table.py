@@ -1,8 +1,5 @@
 """All benchmarks by name, and one table: what was measured, what was wanted, reached or missed.
 
-    found = measure_all()
-    for row in table(found): print(row.subject, row.what, row.value, row.target, row.verdict)
-
 Each benchmark is a module with `measure`, whose arguments are its options, `lines` of what it found, and `SMALL`, the
 arguments that only try it. Values are ratios and exponents within one run, which mean the same on every machine; only
 the start and compiling are in seconds, and what the modes gain is this machine's.
@@ -11,44 +8,13 @@ the start and compiling are in seconds, and what the modes gain is this machine'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from benchmarks import (
-    bookkeeping,
-    fit,
-    flat,
-    fold,
-    growth,
-    memory,
-    methods,
-    modes,
-    peers,
-    pipeline,
-    predict,
-    probe,
-    rate,
-    start,
-    sweep,
-)
-from benchmarks.common import report
-
-TABLE: dict[str, ModuleType] = {  # of docs/develop/benchmarks.md
-    "rate": rate,
-    "modes": modes,
-    "memory": memory,
-    "input": pipeline,
-    "fold": fold,
-    "fit": fit,
-    "predict": predict,
-    "flat": flat,
-    "probe": probe,
-    "peers": peers,
-    "growth": growth,
-    "bookkeeping": bookkeeping,
-    "start": start,
-}
-SUBJECTS = TABLE | {"methods": methods, "sweep": sweep}
+TABLE = (  # of docs/develop/benchmarks.md
+    "rate", "modes", "memory", "input", "fold", "fit", "predict", "flat", "probe", "peers", "bookkeeping", "start"
+)  # fmt: skip
+SUBJECTS = {name: import_module(f"benchmarks.{name}") for name in (*TABLE, "methods", "sweep")}
 
 
 class Row(NamedTuple):
@@ -63,15 +29,6 @@ class Row(NamedTuple):
     @property
     def verdict(self) -> str:
         return "" if self.reached is None else "reached" if self.reached else "missed"
-
-
-def measure_all(subjects: Sequence[str] = tuple(TABLE), small: bool = False) -> dict[str, dict[str, Any]]:
-    """What each benchmark finds with its default arguments, or the small ones, by name."""
-    found = {}
-    for name in subjects:
-        report(f"-- {name}")
-        found[name] = SUBJECTS[name].measure(**SUBJECTS[name].SMALL if small else {})
-    return found
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bookkeeping, flat, growth, peers, probe, rate, table
+from benchmarks import bookkeeping, flat, peers, probe, rate, table
 from benchmarks.__main__ import main
-from benchmarks.common import random_features
+from benchmarks.common import fit_exponent, random_features
 from patchgen.discovery import clustering_accuracy
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
 def test_the_exponent_of_made_up_times(power: float) -> None:
     sizes = (8, 32, 128)
-    assert growth.fit_exponent(sizes, [0.3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
+    assert fit_exponent(sizes, [0.3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
 
 
 def test_kept_features_are_computed_once() -> None:
@@ -78,7 +78,6 @@ def test_every_subject_has_rows_and_a_small_size() -> None:
 @pytest.mark.slow  # half a minute, and nothing that users run
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {("k-means pass", "images"): (lambda n, _: lambda: sum(range(1000 * n)), (1, 4, 16))}
-    monkeypatch.setattr(growth, "GROWTHS", some)
     monkeypatch.setattr(bookkeeping, "COSTS", some)
     monkeypatch.setattr(flat, "peak_bytes", lambda words: 1_000_000 * len(words))
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
@@ -86,7 +85,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     assert main(["all", "--small", "--json", "--out", str(tmp_path / "table.md")]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert found["found"].keys() == table.TABLE.keys() and torch.get_num_threads() == threads
+    assert found["found"].keys() == set(table.TABLE) and torch.get_num_threads() == threads
     targets = {row["subject"] for row in found["table"] if row["verdict"]}
     always = {"rate", "memory", "input", "fold", "fit", "flat", "probe", "bookkeeping", "start"}
     assert always <= targets <= always | {"predict", "peers"}  # where turns are far apart, nothing is said of it
@@ -102,7 +101,6 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     [(["all", "--repeats", "3"], "all takes no further options, got --repeats 3"),
      (["rate", "--small", "--batch", "3"], "--small takes no further options"),
      (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
-     (["growth", "--repeats", "0"], "repeats must be at least 1, not 0"),
      (["modes", "--repeats", "0"], "repeats must be at least 1, not 0"),
      (["sweep", "--runs", "0"], "runs must be at least 1, not 0"),
      (["input", "--images", "0"], "images must be at least 1, not 0"),
@@ -128,11 +126,11 @@ def test_a_busy_machine_renews_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text(table.markdown([table.Row("growth", "a", "1")]))
-    monkeypatch.setattr(growth, "GROWTHS", {("x", "images"): (lambda n, _: lambda: sum(range(n)), (100, 1000))})
+    page.write_text(table.markdown([table.Row("bookkeeping", "a", "1")]))
+    monkeypatch.setattr(bookkeeping, "COSTS", {("x", "sites"): (lambda n, _: lambda: sum(range(n)), (100, 1000))})
     monkeypatch.setattr("benchmarks.common.Others.verdict", lambda self: "inconclusive: others took 90%")
-    assert main(["growth", "--into", str(page)]) == 1
+    assert main(["bookkeeping", "--into", str(page)]) == 1
     assert "left as it is: inconclusive: others took 90%" in capsys.readouterr().err
-    assert "| growth | a | 1 |" in page.read_text()
+    assert "| bookkeeping | a | 1 |" in page.read_text()
     monkeypatch.setattr("benchmarks.common.Others.verdict", lambda self: "")
-    assert main(["growth", "--into", str(page)]) == 0 and "x over images: exponent" in page.read_text()
+    assert main(["bookkeeping", "--into", str(page)]) == 0 and "x, 100 to 1,000 sites" in page.read_text()

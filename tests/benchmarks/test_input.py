@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import pipeline
+from benchmarks import input as pipeline
 from benchmarks.common import write_images
-from benchmarks.pipeline import PlainDraw, plain_apply, plain_draw
+from benchmarks.input import PlainDraw, plain_apply, plain_draw
 from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw
 from patchgen.data.images import ImageStore
 
