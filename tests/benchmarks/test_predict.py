@@ -9,8 +9,9 @@ import pytest
 from benchmarks import predict
 
 
+@pytest.mark.slow
 def test_runtimes_are_compared_over_the_same_files() -> None:
-    found = predict.measure(**predict.SMALL)
+    found = predict.measure(**predict.SMALL | {"runtimes": ("torch", "auto")})
     assert json.loads(json.dumps(found)) == found and found["images"] == 6
     first, second = found["runtimes"].values()
     assert first["speed"]["median"] == 1 and second["same_class"] == 1 and second["masks"] < 0.02
