@@ -72,7 +72,7 @@ def test_compose_prints_the_images_folder(
         (["--correlation", "high,1,1"], "--correlation must be numbers separated by commas, got 'high,1,1'"),
         (["--correlation", "2,1,1"], r"--correlation must be three shares in \[0,1\]"),
         (["--object", "big"], "--object must be a whole number, got 'big'"),
-        (["--object", "20"], r"--object must be 32\.\.84 px"),
+        (["--object", "20"], r"--object must be 32\.\.84, got 20"),
         (["--per-class", "3"], "needs 12 different photographs .* 'circle' has 10.*use --per-class 2"),
     ],
 )

@@ -75,14 +75,6 @@ def test_a_finished_run_of_other_pixels_is_not_taken_for_this_one(
     assert main(words) == 0
 
 
-def test_a_folder_of_an_earlier_version_has_nothing_to_compare(folder: Path, tmp_path: Path) -> None:
-    words = ["train", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
-    assert main(words) == 0
-    [file] = (tmp_path / "runs").glob("*/content.npy")
-    file.unlink()
-    assert main(words) == 0 and not file.exists()
-
-
 # A table and a store that runs share
 
 
@@ -96,25 +88,19 @@ def later(path: Path) -> None:
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
 
 
-def test_a_folder_is_read_once_until_something_is_added(photos: Path) -> None:
-    with process_cache():
-        first = shared_table(str(photos), None, {})
-        assert shared_table(str(photos), None, {}) is first
-        shutil.copy(photos / "field" / "cross" / "00.png", photos / "field" / "cross" / "99.png")
-        later(photos / "field" / "cross")
-        second = shared_table(str(photos), None, {})
-    assert len(second) == len(first) + 1
-    assert shared_table(str(photos), None, {}) is not shared_table(str(photos), None, {})
-
-
-def test_a_manifest_is_read_again_when_it_changes(photos: Path) -> None:
-    manifest = photos / "some.csv"
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_a_table_is_read_once_until_it_changes(photos: Path, kind: str) -> None:
+    manifest, cross = photos / "some.csv", photos / "field" / "cross"
     read_table(photos).to_csv(manifest)
+    data = str(photos if kind == "folder" else manifest)
     with process_cache():
-        count = len(shared_table(str(manifest), None, {}))
-        manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-1]))
-        later(manifest)
-        assert len(shared_table(str(manifest), None, {})) == count - 1
+        first = shared_table(data, None, {})
+        assert shared_table(data, None, {}) is first
+        (cross / "00.png").rename(cross / "99.png")
+        manifest.write_text(manifest.read_text().replace("/field/cross/00.png", "/field/cross/99.png"))
+        later(cross if kind == "folder" else manifest)
+        assert shared_table(data, None, {}).paths != first.paths
+    assert shared_table(data, None, {}) is not shared_table(data, None, {})
 
 
 def test_a_store_is_shared_until_a_file_changes(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

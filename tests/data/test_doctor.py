@@ -100,7 +100,7 @@ def test_faults_of_names_and_sizes(healthy: Path) -> None:
     for name, detail in {
         "missing classes": "a lacks Dog, fox",
         "tiny classes": "b/Dog (1), b/fox (1)",
-        "class spelling": "differ only in case: Dog and dog",
+        "class spelling": "differ only in case or Unicode form: Dog and dog",
         "tiny images": "1 with a side below 8 pixels: a/cat/dot.png (1x1)",
         "files not read": "3 files skipped, no image by the ending: 1 .dcm, 1 .psd, 1 .txt (such as b/dog/drawing.psd)",
     }.items():
@@ -108,7 +108,7 @@ def test_faults_of_names_and_sizes(healthy: Path) -> None:
     for seed, name in enumerate(("caf\u00e9", "cafe\u0301")):
         paint(healthy, f"a/{name}/1.png", 103 + seed)
     detail = by_name(examine(healthy))["class spelling"].detail
-    assert "how Unicode writes" in detail and "caf\u00e9" in detail and "Dog and dog" in detail
+    assert "caf\u00e9" in detail and "Dog and dog" in detail
 
 
 def test_rows_without_a_label_are_counted(healthy: Path) -> None:
@@ -211,6 +211,7 @@ def test_broken_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "torchvision" / "__init__.py").write_text(error)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", sys)  # it would look for torchvision, and remember it
     check = by_name(examine_machine())["torchvision"]
     assert check.status == "fail" and "nms does not exist" in check.detail and "pip uninstall torchvision" in check.fix
 

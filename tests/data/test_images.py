@@ -82,15 +82,6 @@ def test_a_large_jpeg_is_drafted_to_nearly_the_same_pixels(tmp_path: Path) -> No
     assert np.abs(found - exact).max() <= 4
 
 
-def test_palette_transparency_goes_on_white(tmp_path: Path) -> None:
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([255, 0, 0, 0, 0, 255])
-    image.paste(0, (0, 0, 4, 2))
-    assert save_and_decode(image, tmp_path / "opaque.png")[[0, 3], 0].tolist() == [[255, 0, 0], [0, 0, 255]]
-    clear = save_and_decode(image, tmp_path / "clear.png", transparency=0)
-    assert clear[[0, 3], 0].tolist() == [[255, 255, 255], [0, 0, 255]]
-
-
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 def test_fewer_bits_in_sixteen_are_not_dark(tmp_path: Path, name: str, bits: int) -> None:
@@ -115,6 +106,8 @@ def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
     [
         (Image.new("RGBA", (8, 8), (0, 0, 0, 51)), "a.png", {}, 204),  # on white: 255 (1 - 51/255)
         (Image.new("LA", (8, 8), (100, 0)), "a.png", {}, 255),
+        (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {}, (0, 0, 255)),
+        (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {"transparency": 0}, 255),
         (Image.new("1", (8, 8), 1), "a.png", {}, 255),
         (Image.new("L", (8, 8), 77), "a.png", {}, 77),
         (Image.fromarray(np.full((8, 8), 3, np.uint16)), "a.png", {}, 3),  # nearly black stays dark
@@ -234,14 +227,6 @@ def test_a_full_disk_warns_once_and_goes_on(
         assert torch.equal(store.load([0, 1]), expected(files, [0, 1]))
         assert torch.equal(store.load([0]), expected(files, [0]))
     assert len(caught) == 1 and len(decoded) == 3
-
-
-def test_a_short_write_is_completed(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, data[:10], offset))
-    ImageStore(files, SIZE, tmp_path).load([1])
-    monkeypatch.setattr(images, "decode", lambda path, size: pytest.fail("decoded again"))
-    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([1]), expected(files, [1]))
 
 
 def test_a_read_only_cache_is_still_read(

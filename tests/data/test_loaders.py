@@ -99,18 +99,6 @@ def test_a_batch_read_ahead_is_the_same_and_read_once() -> None:
     assert same(ahead.at(5, 0, 2), plain.at(5, 0, 2))  # what was not expected is read at once
 
 
-def test_a_failure_while_reading_ahead_is_raised_where_the_batch_is_used() -> None:
-    batches = make()
-
-    def broken(rows: np.ndarray) -> torch.Tensor:
-        raise ValueError("cannot read image x.png")
-
-    batches.store.load = broken  # type: ignore[method-assign, assignment]
-    batches.expect(0)
-    with pytest.raises(ValueError, match=r"x\.png"):
-        batches.at(0)
-
-
 @pytest.mark.parametrize("augment", [None, Augment(), Histology()])
 def test_prepare_is_scaling_augmenting_and_normalising(augment: Augment | Histology | None) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -10,7 +10,7 @@ import pytest
 
 from patchgen.config import Config
 from patchgen.data.listing import list_images
-from patchgen.data.table import Table, read_table
+from patchgen.data.table import Table, check_shared, read_table
 from patchgen.tasks.mdg import make_fold
 
 
@@ -95,7 +95,7 @@ def test_manifest_with_groups_spaces_and_missing_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_manifest_round_trip(tmp_path: Path, elsewhere: bool) -> None:
-    table = read_table(fill(tmp_path / "set", "a/c,1/x 1.jpg", "a/c2/y.jpg", 'b/c"2/z.jpg', "b/é/ü.jpg"), disjoint=True)
+    table = read_table(fill(tmp_path / "set", "a/c,1/x 1.jpg", "a/c2/y.jpg", 'b/c"2/z.jpg', "b/é/ü.jpg"))
     (tmp_path / "other").mkdir()
     target = tmp_path / ("other" if elsewhere else "set") / "m.csv"
     table.to_csv(target)
@@ -111,7 +111,7 @@ FOLDER_ERRORS = {
     "no images": ((), "No images"),
     "only text": (("a/cat/readme.txt", "b/cat/1.jpg"), "class folder 'a/cat'.*holds no image.*remove it"),
     "one class": (("a/cat/1.jpg", "b/cat/1.jpg"), "fewer than two classes \\(cat\\)"),
-    "flat domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/1.jpg"), "'c'.*has images but no class folders"),
+    "flat domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/1.jpg"), "'c'.*holds no class folder"),
     "empty domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/x/1.txt"), "c/x'.*holds no image"),
     "images at the root": (("1.jpg",), "No images in the folders"),
     "a folder of sets": (("PACS/photo/dog/1.jpg", "PACS/sketch/dog/1.jpg", "x/y/1.jpg"), "contains the data set pacs"),
@@ -134,7 +134,7 @@ def test_missing_path_suggests_a_neighbour(tmp_path: Path) -> None:
 
 
 def test_unknown_domain_is_suggested(tmp_path: Path) -> None:
-    table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"), disjoint=True)
+    table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"))
     with pytest.raises(ValueError, match="Unknown domain 'site-c'.*did you mean 'site_[ab]'"):
         table.rows_of("site-c")
 
@@ -226,9 +226,8 @@ def test_the_parent_of_data_sets_is_told_which_was_meant(tmp_path: Path) -> None
     make_set(tmp_path / "pets", ("indoor", "outdoor"), ("cat", "dog"))
     both = f"did you mean '{office}' or '{tmp_path / 'pets'}'"
     with pytest.raises(ValueError, match=f"share no class .'office' has amazon, webcam; 'pets' has indoor.*{both}"):
-        read_table(tmp_path)
-    assert read_table(office).domains == ("amazon", "webcam")
-    assert len(read_table(tmp_path, disjoint=True)) == 24
+        check_shared(read_table(tmp_path))
+    assert check_shared(read_table(office)).domains == ("amazon", "webcam")
 
 
 def test_one_domain(tmp_path: Path) -> None:

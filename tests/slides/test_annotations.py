@@ -105,7 +105,7 @@ def test_derived_classes_collections_and_crossing_polygons(file: Path) -> None:
     ("content", "message"),
     [
         ("no json", "is not readable GeoJSON"),
-        ({"type": "Topology"}, "is no GeoJSON of features"),
+        ({"type": "Topology"}, "labels nothing (1 x shape None)"),
         ([1], "is no GeoJSON of features"),
         ({"type": "FeatureCollection", "features": []}, "labels nothing (no feature)"),
         ([feature(None, "Polygon", [SQUARE])], "labels nothing (1 x no class)"),

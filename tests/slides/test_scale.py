@@ -178,12 +178,12 @@ def test_intervals_are_those_of_independent_blocks() -> None:
     """Blocks of equal tiles: the interval of the mean is that of as many numbers as there are blocks."""
     blocks = np.random.default_rng(1).uniform(size=(20, 20))
     rate = rates(tiles_of(np.kron(blocks, np.ones((4, 4)))), ("a", "b"))
-    assert isinstance(rate, Rates) and rate.tiles == 6400 and rate.values[1] == pytest.approx(blocks.mean())
+    assert isinstance(rate, Rates) and rate.tiles == 6400 and rate.values[0, 1] == pytest.approx(blocks.mean())
     half = 1.96 * blocks.std() / 20  # of 400 numbers
-    np.testing.assert_allclose(rate.interval[:, 1], (blocks.mean() - half, blocks.mean() + half), atol=half / 5)
+    np.testing.assert_allclose(rate.interval[:, 0, 1], (blocks.mean() - half, blocks.mean() + half), atol=half / 5)
     share = (blocks > 0.5).mean()
     half = 1.96 * np.sqrt(share * (1 - share)) / 20
-    np.testing.assert_allclose(rate.interval[:, 3], (share - half, share + half), atol=half / 5)
+    np.testing.assert_allclose(rate.interval[:, 1, 1], (share - half, share + half), atol=half / 5)
     assert np.isnan(rates(tiles_of(np.ones((4, 4))), ("a", "b")).interval).all()
 
 

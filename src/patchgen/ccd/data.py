@@ -103,7 +103,7 @@ def _read(data: str | Path) -> tuple[Table, np.ndarray | None, tuple[str, ...]]:
     for child in visible_folders(folder) if folder.is_dir() else ():
         if is_cifar(child) or is_cub(child):
             raise ValueError(f"'{folder}' contains a data set; pass '{child}' itself")
-    table = read_table(data, disjoint=True)
+    table = read_table(data)
     # domains are ignored, unless they have the usual names of parts: test images must not be trained on
     names = [name.lower() for name in table.domains]
     in_parts = "train" in names and set(names) - {"train"} <= HELD_OUT_NAMES

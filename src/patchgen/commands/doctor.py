@@ -54,7 +54,7 @@ def examine(
     from patchgen.data.benchmarks import get_benchmark
     from patchgen.data.doctor import examine_machine, worst
     from patchgen.data.splits import make_splits
-    from patchgen.data.table import read_table
+    from patchgen.data.table import check_shared, read_table
 
     if data is not None:
         require_data(data)
@@ -67,7 +67,7 @@ def examine(
         if data is None:
             raise ValueError("--splits needs the data to split: `patchgen doctor DATA --splits FILE.csv`")
         target = _splits_file(splits, data)
-        table = read_table(data, benchmark=benchmark, options=options)
+        table = check_shared(read_table(data, benchmark=benchmark, options=options))
         _write_splits(target, table, make_splits(table, rule=split, seed=seed, holdout=holdout), json)
         return 0
     checks = examine_machine() + (_examine_data(data, benchmark, options, decode) if data is not None else [])

@@ -73,10 +73,6 @@ class Draw:
     def to(self, device: torch.device | str) -> Self:
         return type(self)(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
-    def _check_length(self, images: Tensor) -> None:
-        if len(images) != len(self):
-            raise ValueError(f"{len(images)} images but {len(self)} draws: slice the draw to the images with [a:b]")
-
 
 @dataclass(frozen=True)
 class AugmentDraw(Draw):
@@ -94,7 +90,6 @@ class AugmentDraw(Draw):
 
         `finish` is a last in-place operation on (...,3,H,W); on a CPU the image is then still in the CPU's cache.
         """
-        self._check_length(images)
         with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
             if images.device.type == "cpu":
                 return _apply_one_by_one(images, self, size, finish)

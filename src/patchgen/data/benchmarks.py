@@ -136,14 +136,6 @@ class Benchmark:
             )
         return tuple(patient.group(0).upper() for patient in patients if patient)
 
-    def version_of(self, images: Mapping[str, int]) -> str | None:
-        """The name of the version whose known counts agree with the images per domain; None if none does."""
-        for version, known in self.counts.items():
-            shared = [domain for domain in images if domain in known]
-            if shared and all(images[domain] == known[domain] for domain in shared):
-                return version
-        return None
-
 
 _DOMAIN_NET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _ENTRIES = (

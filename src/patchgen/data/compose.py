@@ -22,10 +22,10 @@ from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.images import UnreadableImage, square
+from patchgen.data.images import naming, square
 from patchgen.data.listing import is_image, list_images
 from patchgen.data.oracle_draw import Dice
-from patchgen.data.safe_open import open_image
+from patchgen.data.safe_open import RefusedImage, open_image
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
 BACKGROUNDS = tuple(oracle_draw.BACKDROPS)
@@ -53,13 +53,12 @@ class ComposeSpec:
     def __post_init__(self) -> None:
         # two patches of the coarsest usual grid (16 px, or 14 patches a side): any position then covers one of them
         least, most = max(32, -(-self.image_size // 7)), 3 * self.image_size // 4
-        oracle.require([
-            (1 <= self.per_class <= 9999, f"--per-class must be 1..9999, got {self.per_class}"),
-            (56 <= self.image_size <= 1024, f"--image-size must be 56..1024, got {self.image_size}"),
-            (least <= self.object_size <= most, f"--object must be {least}..{most} px, two patches or more with room "
-             f"for the background in {self.image_size} px, got {self.object_size}"),
-            (self.seed >= 0, f"--seed must not be negative, got {self.seed}"),
-        ])  # fmt: skip
+        oracle.check_ranges({
+            "--per-class": (self.per_class, 1, 9999),
+            "--image-size": (self.image_size, 56, 1024),
+            "--object": (self.object_size, least, most),
+            "--seed": (self.seed, 0, 2**32 - 1),
+        })  # fmt: skip
 
 
 class Composition(oracle.ImageSet):
@@ -149,8 +148,7 @@ def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_c
     owner: dict[str, str] = {}
     for entry in entries:
         name, _, pattern = (entry, "", "") if entry in files else entry.partition("=")
-        patterns = pattern.split("|") if pattern else []
-        folders = [f for f in files if f == name and not pattern or any(fnmatchcase(f, p) for p in patterns)]
+        folders = [f for f in files if f == entry or any(fnmatchcase(f, p) for p in pattern.split("|"))]
         if not folders:
             hint = did_you_mean(pattern or name, files)
             raise ValueError(f"--classes: no class is called {pattern or name!r}{hint} (known: {known})")
@@ -188,26 +186,22 @@ def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
 
     A transparent image gives its opaque part (alpha >= 128), any other the largest square in its middle.
     """
-    try:
-        with open_image(path) as image:
-            image.draft(None, (2 * side, 2 * side))  # decodes a large JPEG at reduced size, never below 2 x side
-            upright = ImageOps.exif_transpose(image)
-            rgba = upright.convert("RGBA") if upright.has_transparency_data else None
-            if rgba and (np.asarray(rgba)[:, :, 3] < 128).any():
-                return _opaque_part(rgba, side)
-            short = min(upright.size)
-            left, top = (upright.width - short) // 2, (upright.height - short) // 2
-            middle = upright.crop((left, top, left + short, top + short))
-            return square(middle, side), np.ones((side, side), dtype=bool)
-    except Exception as error:  # Pillow's plugins raise many types on bad bytes; a ValueError is a rule in words
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise UnreadableImage(path, f"{kind}{error}") from error
+    with naming(path), open_image(path) as image:
+        image.draft(None, (2 * side, 2 * side))  # decodes a large JPEG at reduced size, never below 2 x side
+        upright = ImageOps.exif_transpose(image)
+        rgba = upright.convert("RGBA") if upright.has_transparency_data else None
+        if rgba and (np.asarray(rgba)[:, :, 3] < 128).any():
+            return _opaque_part(rgba, side)
+        short = min(upright.size)
+        left, top = (upright.width - short) // 2, (upright.height - short) // 2
+        middle = upright.crop((left, top, left + short, top + short))
+        return square(middle, side), np.ones((side, side), dtype=bool)
 
 
 def _opaque_part(rgba: Image.Image, side: int) -> tuple[np.ndarray, np.ndarray]:
     box = Image.fromarray(np.asarray(rgba)[:, :, 3] >= 128).getbbox()
     if box is None:
-        raise ValueError("it is transparent everywhere (alpha below 128)")
+        raise RefusedImage("it is transparent everywhere (alpha below 128): remove the file")
     part = rgba.crop(box)
     width, height = (max(1, round(length * side / max(part.size))) for length in part.size)
     pixels = np.asarray(part.resize((width, height), Image.Resampling.BILINEAR))  # weights colours by their alpha

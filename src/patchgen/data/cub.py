@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from patchgen.common.untrusted import shortly
 from patchgen.data.table import Table
 
 FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
@@ -39,12 +39,13 @@ def read_cub(root: str | Path) -> Cub:
     paths, class_of, is_train, classes = (_read_list(folder / name) for name in FILES)
     if outside := [path for path in paths.values() if os.path.isabs(path) or ".." in path.split("/")]:
         raise ValueError(f"'{folder / FILES[0]}': {outside[0]!r} leads out of the folder; get CUB from its source")
-    if len(set(classes.values())) < len(classes):
-        raise ValueError(f"'{folder / FILES[3]}' gives two classes the same name; unpack it again")
     order = {str(class_id): c for c, class_id in enumerate(sorted(classes))}
-    known = f"a class id of classes.txt ({len(order)} classes)"
-    _check_column(folder / FILES[1], paths, class_of, set(order), known)
-    _check_column(folder / FILES[2], paths, is_train, {"0", "1"}, "1 (train) or 0 (test)")
+    for file, column, allowed in ((FILES[1], class_of, [*order]), (FILES[2], is_train, ["0", "1"])):
+        if wrong := [i for i in paths if column.get(i) not in allowed]:
+            raise ValueError(
+                f"'{folder / file}' gives {len(wrong):,} of the {len(paths):,} images of {FILES[0]} no value of "
+                f"{shortly(allowed)}, first image {wrong[0]} ({column.get(wrong[0])!r}); take all lists from one copy"
+            )
     ids = [i for i in sorted(paths) if (folder / "images" / paths[i]).is_file()]
     if not ids:
         raise ValueError(f"none of the {len(paths):,} listed images is in '{folder / 'images'}'; unpack them there")
@@ -81,16 +82,3 @@ def _read_list(path: Path) -> dict[int, str]:
     if not values:
         raise ValueError(f"'{path}' is empty; unpack it again")
     return values
-
-
-def _check_column(
-    path: Path, images: Mapping[int, str], column: Mapping[int, str], allowed: set[str], rule: str
-) -> None:
-    if lost := [i for i in images if i not in column]:
-        raise ValueError(
-            f"'{path}' says nothing of {len(lost):,} of the {len(images):,} images in images.txt, first id {lost[0]}; "
-            "both must come from the same copy of CUB"
-        )
-    if wrong := [i for i in images if column[i] not in allowed]:
-        what = f"image {wrong[0]} has {column[wrong[0]]!r}, not {rule}"
-        raise ValueError(f"'{path}': {what}; {len(wrong):,} such")

@@ -77,12 +77,10 @@ def examine(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None, decode: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Check]:  # fmt: skip
-    """Check a data set: names first, then the content of every file.
+    """Check a data set, read as by `read_table`: names first, then the content of every file.
 
-    Args:
-        data: what `read_table` takes, with the same `benchmark` and `options`.
-        decode: decode every image; otherwise files are only read and hashed (no pixel sizes, no check for damage).
-        progress: called as progress(files done, files in all).
+    Without `decode`, files are only read and hashed: no pixel sizes, no check for damage. `progress` is called with the
+    number of files done and in all.
     """
     try:
         table = check_shared(read_table(data, benchmark=benchmark, options=options))
@@ -111,21 +109,18 @@ def _check_counts(table: Table) -> Iterator[Check]:
     if len(table.classes) != entry.num_classes:
         detail = f"{len(table.classes)} class names where {entry.name} has {entry.num_classes}"
         yield Check("class names", "warn", detail, "Look for renamed or lost class folders.")
-    if (version := entry.version_of(images)) is not None:
-        known = [domain for domain in images if domain in entry.counts[version]]
-        yield Check("counts", "pass", f"{entry.name}, version {version} ({', '.join(known)} as registered)")
+    differences = {
+        version: {domain: n - known[domain] for domain, n in images.items() if domain in known}
+        for version, known in entry.counts.items() if known.keys() & images
+    }  # fmt: skip
+    if not differences:
+        yield Check("counts", "pass", f"no count of {', '.join(images)} is registered: nothing to compare")
         return
-    versions = [
-        (name, {domain: n - known[domain] for domain, n in images.items() if domain in known})
-        for name, known in entry.counts.items()
-    ]
-    problem = ""
-    if apart := [(sum(map(abs, off.values())), name, off) for name, off in versions if off]:
-        _, nearest, off = min(apart, key=lambda version: version[:2])
-        text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
-        problem = f"no registered version of {entry.name}; against version {nearest}: {text}"
+    nearest, off = min(differences.items(), key=lambda version: sum(map(abs, version[1].values())))
+    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
+    problem = text and f"no registered version of {entry.name}; against version {nearest}: {text}"
     fix = "Unpack the data again, or report the counts with the results."
-    yield finding("counts", problem, fix, f"no count of {', '.join(images)} is registered: nothing to compare")
+    yield finding("counts", problem, fix, f"{entry.name}, version {nearest} ({', '.join(off)} as registered)")
 
 
 def _check_classes(table: Table) -> Iterator[Check]:
@@ -144,9 +139,7 @@ def _check_labels(table: Table) -> Iterator[Check]:
         spellings[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
     if alike := [" and ".join(names) for names in spellings.values() if len(names) > 1]:
         fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a separate class."
-        same = all(len({name.casefold() for name in names}) == 1 for names in spellings.values())
-        how = "case" if same else "case, or in how Unicode writes a letter"
-        yield Check("class spelling", "warn", f"differ only in {how}: {_first(alike)}", fix)
+        yield Check("class spelling", "warn", f"differ only in case or Unicode form: {_first(alike)}", fix)
     if empty := {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}:
         text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
         fix = "Fill in the labels, or leave them empty: such rows are neither trained on nor scored."

@@ -20,8 +20,9 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,12 +60,9 @@ def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.nda
     Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
     antialiased. Truncated files and images above our limits (`open_image`) are an `UnreadableImage`.
     """
-
-    def draw(image: Image.Image) -> np.ndarray:
+    with naming(path), open_image(path) as image:
         image.draft(None, (2 * size, 2 * size))  # decodes a large JPEG at 1/2, 1/4 or 1/8, never below 2 x size
         return square(image, size, interpolation)
-
-    return _decode(path, draw)
 
 
 def decode_aspect(path: str | Path, size: int) -> np.ndarray:
@@ -72,8 +70,7 @@ def decode_aspect(path: str | Path, size: int) -> np.ndarray:
 
     An image more than `LONGEST` times as long as wide is cropped to its middle. JPEGs are decoded at full size.
     """
-
-    def draw(image: Image.Image) -> np.ndarray:
+    with naming(path), open_image(path) as image:
         rgb = _to_rgb(ImageOps.exif_transpose(image), image.format)
         shorter = min(rgb.size)
         width, height = (min(side, LONGEST * shorter) for side in rgb.size)
@@ -82,13 +79,12 @@ def decode_aspect(path: str | Path, size: int) -> np.ndarray:
         middle = rgb.crop((left, top, left + width, top + height))
         return np.array(middle.resize(shape, Image.Resampling.BICUBIC))
 
-    return _decode(path, draw)
 
-
-def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Whatever goes wrong inside is an `UnreadableImage` of this file."""
     try:
-        with open_image(path) as image:
-            return draw(image)
+        yield
     except RefusedImage as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
@@ -203,8 +199,8 @@ class ImageStore:
         return pixels if self.stain is None else self.stain(pixels.transpose(1, 2, 0)).transpose(2, 0, 1)
 
     def _open(self, folder: Path) -> None:
-        size = f"{self.size}" if self.interpolation == BILINEAR else f"{self.size} {self.interpolation}"
-        size = f"{self.size} bicubic, aspect kept" if self.keep_aspect else size
+        how = "bicubic, aspect kept" if self.keep_aspect else self.interpolation
+        size = f"{self.size} {how}".removesuffix(f" {BILINEAR}")
         text = "\n".join([str(DECODE_VERSION), size, *map(str, self.files)])
         base = folder / hashlib.blake2b(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         pair = base.with_suffix(".pixels"), base.with_suffix(".slots")
@@ -269,23 +265,19 @@ class ImageStore:
         data, shape = pixels.tobytes(), pixels.shape[1:]
         crc = zlib.crc32(data)
         try:
-            _write_all(self._pixels, data, row * self._slot)
+            os.pwrite(self._pixels, data, row * self._slot)  # written in part, it has another crc32
             record = self._record.pack(digest, crc, FILLED, *(shape if self.keep_aspect else ()))
-            _write_all(self._slots, record, row * self._record.size)
+            os.pwrite(self._slots, record, row * self._record.size)
         except OSError as error:
             self._stop_writing(error)
         else:
             self._verified[row] = (crc, *shape)
 
     def _digest(self, row: int) -> bytes:
-        try:
+        with naming(self.files[row]):
             check_file(self.files[row])
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-        except RefusedImage as error:
-            raise UnreadableImage(self.files[row], str(error), fix="") from error
-        except OSError as error:
-            raise UnreadableImage(self.files[row], f"{type(error).__name__}: {error}") from error
 
     def _stop_writing(self, error: OSError) -> None:
         with self._lock:
@@ -296,10 +288,3 @@ class ImageStore:
                 "repeatedly: free some space, or choose another cache folder",
                 stacklevel=2,
             )
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """pwrite may write only a part; writing the rest then succeeds or raises the reason (a full disk)."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)

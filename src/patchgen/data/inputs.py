@@ -34,11 +34,9 @@ def as_images(images: Any) -> Sequence[Any]:
     if is_dataset(images):
         images = ImagesOf(images)
     images = _as_array(images)
-    if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
-        if images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3):
+    if isinstance(images, np.ndarray) and images.dtype.kind not in "OUS":
+        if images.ndim < 3 or (images.ndim == 3 and images.shape[2] == 3):
             return [images]
-        if images.ndim not in (3, 4):
-            raise ValueError(f"{FORMS}; got an array {images.shape} {images.dtype}")
     elif not isinstance(images, Sequence | np.ndarray):
         raise ValueError(f"{FORMS}; got {type(images).__name__}")
     if not len(images):
@@ -92,18 +90,16 @@ def opened(image: Any) -> Image.Image:
     pixels = _as_array(image)
     if not isinstance(pixels, np.ndarray):
         raise ValueError(f"{FORMS}; got {type(image).__name__}")
-    shape = pixels.shape
-    if pixels.ndim == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3):
+    form = f"{pixels.shape} {pixels.dtype}"
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3) and pixels.shape[0] in (1, 3):
         pixels = pixels.transpose(1, 2, 0)  # (C, H, W)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
-    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3) or not pixels.size:
-        raise ValueError(f"{FORMS}; got {shape} {pixels.dtype}")
-    if pixels.dtype.kind == "f":
+    if pixels.dtype.kind == "f" and pixels.size:
         low, high = float(pixels.min()), float(pixels.max())
         if not (low >= 0 and high <= 1):  # also NaN
             raise ValueError(f"{FORMS}; got floats from {low:g} to {high:g}: undo the normalisation, or divide by 255")
         pixels = (255 * pixels).round().astype(np.uint8)
-    if pixels.dtype != np.uint8:
-        raise ValueError(f"{FORMS}; got {pixels.dtype}")
+    if pixels.dtype != np.uint8 or not pixels.size or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
+        raise ValueError(f"{FORMS}; got {form}")
     return Image.fromarray(np.ascontiguousarray(pixels))

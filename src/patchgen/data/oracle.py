@@ -14,7 +14,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,6 @@ class Domain:
     style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
     turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
 
-    def __post_init__(self) -> None:
-        # 1 and 1.0 are the same spec and must have the same digest
-        object.__setattr__(self, "correlation", float(self.correlation))
-        object.__setattr__(self, "style", float(self.style))
-
 
 @dataclass(frozen=True)
 class OracleSpec:
@@ -65,7 +60,27 @@ class OracleSpec:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        require(_rules(self))
+        check_ranges({"patch_size": (self.patch_size, 14, self.image_size // 2)})  # a smaller patch tells no motif
+        patches, kinds, names = self.grid**2, min(len(MOTIFS), len(BACKDROPS)), [domain.name for domain in self.domains]
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size must be a multiple of patch_size {self.patch_size}, got {self.image_size}")
+        check_ranges({
+            "classes": (self.classes, 2, kinds),
+            "predictive": (self.predictive, 1, patches - self.local),  # `local` needs patches outside C*
+            "objects": (self.objects, 1, self.predictive if 3 * self.predictive <= patches else 1),  # with room between
+            "distractors": (self.distractors, 0, patches - self.predictive),
+            "noise": (self.noise, 0, 64),
+            "per_class": (self.per_class, 1, 9999),
+            "held_out": (self.held_out, 0, self.classes - 1),
+            "seed": (self.seed, 0, 2**32 - 1),
+            "number of domains": (len(names), 2, len(LOOKS)),
+            **{f"correlation of {domain.name}": (domain.correlation, 0, 1) for domain in self.domains},
+            **{f"style of {domain.name}": (domain.style, 0, 1) for domain in self.domains},
+        })  # fmt: skip
+        if len({name.lower() for name in names}) < len(names) or not all(re.fullmatch(r"\w[\w-]*", n) for n in names):
+            raise ValueError(f"domain names must differ and name folders (letters, digits, _ and -), got {names}")
+        if self.unseen not in names:
+            raise ValueError(f"unseen must be one of {', '.join(names)}, got {self.unseen!r}")
 
     @property
     def grid(self) -> int:
@@ -82,44 +97,11 @@ class OracleSpec:
         return self.class_names[self.classes - self.held_out :]
 
 
-def require(rules: Iterable[tuple[bool, str]]) -> None:
-    """ValueError with the text of the first rule that does not hold."""
-    for holds, text in rules:
-        if not holds:
-            raise ValueError(text)
-
-
-def _rules(spec: OracleSpec) -> Iterator[tuple[bool, str]]:
-    side, predictive = spec.patch_size, spec.predictive
-    yield side >= 14, f"patch_size must be at least 14, so that one patch tells its motif; got {side}"
-    text = f"image_size must be a multiple of patch_size {side}, at least two; got {spec.image_size}"
-    yield spec.image_size >= 2 * side and spec.image_size % side == 0, text
-    patches, kinds, names = spec.grid**2, min(len(MOTIFS), len(BACKDROPS)), [domain.name for domain in spec.domains]
-    ranges = {  # (value, least, most, why)
-        "classes": (spec.classes, 2, kinds, f" (there are {kinds} motifs)"),
-        "predictive": (predictive, 1, patches, " patches"),
-        "objects": (spec.objects, 1, predictive, " (each has a predictive patch)"),
-        "distractors": (spec.distractors, 0, patches - predictive, " patches outside C*"),
-        "noise": (spec.noise, 0, 64, ""),
-        "per_class": (spec.per_class, 1, 9999, ""),
-        "held_out": (spec.held_out, 0, spec.classes - 1, " (a known class must be left)"),
-        "seed": (spec.seed, 0, 2**32 - 1, ""),
-        "number of domains": (len(names), 2, len(LOOKS), ""),
-    }
-    for domain in spec.domains:
-        ranges |= {f"{name} of {domain.name}": (getattr(domain, name), 0, 1, "") for name in ("correlation", "style")}
-    for name, (value, least, most, why) in ranges.items():
-        yield least <= value <= most, f"{name} must be {least}..{most}{why}, got {value}"
-    text = f"several objects need room between them: predictive must be at most {patches // 3}, got {predictive}"
-    yield spec.objects == 1 or 3 * predictive <= patches, text
-    text = f"local keeps the shortcut off C*, so predictive must be below {patches}, got {predictive}"
-    yield not spec.local or predictive < patches, text
-    yield len({name.lower() for name in names}) == len(names), f"domain names must differ, got {', '.join(names)}"
-    for name in names:
-        text = f"a domain name is letters, digits, _ and -, because it names a folder; got {name!r}"
-        yield re.fullmatch(r"\w[\w-]*", name) is not None, text
-    hint = did_you_mean(spec.unseen, names)
-    yield spec.unseen in names, f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{hint}"
+def check_ranges(limits: Mapping[str, tuple[float, float, float]]) -> None:
+    """ValueError for the first (value, least, most) that is out of its range."""
+    for name, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name} must be {least}..{most}, got {value}")
 
 
 def _domains(amber: float, dusk: float, jade: float, mist: float, style: float) -> tuple[Domain, ...]:
@@ -251,13 +233,8 @@ class Oracle(ImageSet):
     def sample(self, i: int, *, domain: str | None = None, background: int | None = None) -> Sample:
         """Image i; `domain` and `background` render the same draw in another style or on another background."""
         spec, (home, label, _) = self.spec, self.keys[i]
-        names = [law.name for law in spec.domains]
-        if domain is not None and domain not in names:
-            raise ValueError(f"no domain is called {domain!r}{did_you_mean(domain, names)} (known: {', '.join(names)})")
-        shown = home if domain is None else names.index(domain)
+        shown = home if domain is None else [law.name for law in spec.domains].index(domain)
         kind = self.backgrounds[i] if background is None else background
-        if not 0 <= kind < spec.classes:
-            raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
         dice = [Dice(spec.seed, purpose, *self.keys[i]) for purpose in range(KINDS)]
         order = draw.layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
         mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)

@@ -121,8 +121,6 @@ def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
 
 def read_splits(path: str | Path, table: Table) -> Splits:
     """Read splits back; ValueError if the file was written for other data."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"No splits file '{path}'.")
     header, lines = read_csv(Path(path))
     if tuple(header) != COLUMNS:
         raise ValueError(f"'{path}' is no splits file: its columns are {', '.join(header)}, not {', '.join(COLUMNS)}.")

@@ -13,7 +13,7 @@ recombined with the stains and strengths (99th percentile) of the reference, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,9 +62,6 @@ class HistologyDraw(Draw):
     @torch.no_grad()
     def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
         """Turn, mirror and stain `images` (B,3,size,size) in [0,1]; `finish` as in `AugmentDraw.apply`."""
-        if images.shape[-1] != size:
-            raise ValueError(f"stain augmentation does not resize: images must have {size} pixels, got {images.shape}")
-        self._check_length(images)
         with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
             placed = _place(images.float(), self.turns + 4 * self.flip.long())
             matrix = _stain_matrix(self.scale, self.shift)  # (B,3,4)
@@ -136,13 +133,12 @@ def read_macenko(facts: Any, where: str) -> Macenko:
     _normalizer()
     try:
         stains, strengths = (np.array(facts[name], dtype=np.float64) for name in ("stains", "strengths"))
+        usable = facts["kind"] == "macenko" and stains.shape == (3, 2) and strengths.shape == (2,)
     except (KeyError, TypeError, ValueError, OverflowError):
-        stains = strengths = np.zeros(0)
-    good = isinstance(facts, Mapping) and facts.get("kind") == "macenko" and stains.shape == (3, 2)
-    if not good or strengths.shape != (2,) or not (np.isfinite(stains).all() and (strengths > 0).all()):
-        raise ValueError(f"{where} has no usable stain reference; get or train the model again")
-    if not (np.abs(stains) <= 1.001).all() or not (strengths < 1e3).all():
-        raise ValueError(f"{where}: the stain reference must have unit columns and strengths below 1000; get it again")
+        usable = False
+    if not usable or not ((np.abs(stains) <= 1.001).all() and (strengths > 0).all() and (strengths < 1e3).all()):
+        rule = "unit columns, strengths above 0 and below 1000"
+        raise ValueError(f"{where} has no usable stain reference ({rule}); get or train the model again")
     return _reference(stains, strengths)
 
 

@@ -61,12 +61,6 @@ class Table:
     tiles: TileScale | None = None  # of images that are tiles of slides, all of one scale
     weight: np.ndarray | None = None  # (N,) float64, of each image in the training loss
 
-    def __post_init__(self) -> None:
-        columns = (self.paths, self.domain, self.label, self.group, self.weight)
-        lengths = [len(column) for column in columns if column is not None]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"A table needs one value per row in each column; the lengths are {lengths}.")
-
     def __len__(self) -> int:
         return len(self.paths)
 
@@ -124,7 +118,7 @@ class Table:
 
 def read_table(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None,
-    for_scoring: bool = False, disjoint: bool = False,
+    for_scoring: bool = False,
 ) -> Table:  # fmt: skip
     """Read a data set folder or a CSV manifest; raises ValueError with the fix if something is wrong.
 
@@ -134,7 +128,6 @@ def read_table(
         benchmark: a registered name; otherwise a folder with the name of a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
         for_scoring: one class suffices.
-        disjoint: allow folders of domains that share no class (`check_shared`).
     """
     least = 1 if for_scoring else 2
     where = Path(os.path.abspath(os.path.expanduser(data)))
@@ -148,8 +141,7 @@ def read_table(
         lost, there = where.relative_to(parent).parts[0], os.listdir(parent) if parent.is_dir() else []
         raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}'){did_you_mean(lost, there)}")
     if where.is_dir():
-        table = _read_folder(where, entry, options, least)
-        return table if disjoint or for_scoring else check_shared(table)
+        return _read_folder(where, entry, options, least)
     if where.suffix.lower() != ".csv":
         raise ValueError(f"'{where}' is neither a folder nor a .csv file. {LAYOUT}; archives must be unpacked first.")
     return _read_manifest(where, entry, options, least)
@@ -246,18 +238,10 @@ def _check_folders(root: Path, folders: Mapping[str, Path], filled: set[str], en
     for folder in folders.values() if entry is None else ():
         if inner := match_benchmark(folder):
             raise ValueError(f"'{root}' contains the data set {inner.name}; pass '{folder}' itself.")
-    empty = [domain for domain in folders if domain not in filled]
-    flat = [domain for domain in empty if _has_images(folders[domain])]
-    if filled and empty:
-        why = "has images but no class folders" if flat else "holds no class folder with images"
-        raise ValueError(f"The domain folder '{(flat or empty)[0]}' in '{root}' {why}. {LAYOUT}.")
-    if flat:
-        raise ValueError(
-            f"'{root}' looks like <class>/<image> without domains ('{flat[0]}' holds images but no folders). "
-            f"Put these folders into one folder per domain. {LAYOUT}."
-        )
     if not filled:
         raise ValueError(f"No images in the folders of '{root}'. {LAYOUT}.")
+    if empty := [domain for domain in folders if domain not in filled]:
+        raise ValueError(f"The domain folder '{empty[0]}' in '{root}' holds no class folder with images. {LAYOUT}.")
 
 
 def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:

@@ -51,8 +51,7 @@ def shares(
 ) -> list[Share]:
     """How much of each box the classes cover, but for those to `ignore`; overlapping ones may sum to more than 1.
 
-    Args:
-        origin: The level-0 pixel at which the coordinates of the shapes start.
+    The coordinates of the shapes start at the level-0 pixel `origin`.
     """
     request = {"boxes": boxes, "ignore": sorted(ignore), "origin": origin}
     answer, _ = _ask(path, request, SECONDS + BOX_SECONDS * len(boxes))
@@ -60,11 +59,7 @@ def shares(
 
 
 def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, float]) -> np.ndarray:
-    """All areas of a file, with or without a class, as a picture (height, width) bool.
-
-    Args:
-        scale: Level-0 pixels per pixel of the picture, in x and y.
-    """
+    """All areas of a file as a picture (height, width) bool of `scale` level-0 pixels per pixel, in x and y."""
     _, data = _ask(path, {"size": size, "scale": scale}, SECONDS)
     return np.frombuffer(data, np.uint8).reshape(size[1], size[0]) > 0
 
@@ -133,22 +128,15 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Coun
 
 def _features(path: Path) -> list[dict[str, Any]]:
     """QuPath writes a collection, a list of features, or a single feature."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")
         content = json.loads(data := path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        if str(path) in str(error):
-            raise
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
-    kind = content.get("type") if isinstance(content, dict) else type(content).__name__
-    features = content
-    if isinstance(content, dict):
-        features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
+    features = content.get("features", [content]) if isinstance(content, dict) else content
     if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
-        raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind)}")
+        raise ValueError(f"{path} is no GeoJSON of features, found {shortly(features)}")
     if data.count(b"[") > MOST_POINTS:  # each point is a list
         raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
     return features

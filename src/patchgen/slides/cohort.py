@@ -35,7 +35,7 @@ BLOCK, RESAMPLES = 4, 1000  # tiles per side of a resampled block; times that bl
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """Mean probabilities and shares of the predicted classes, of the tiles of a slide or patient."""
+    """Of the tiles of a slide or patient: each class's mean probability, and the share that it is predicted for."""
 
     blocks: np.ndarray  # (B, 1 + 2C): tiles of a block, sums of their probabilities, tiles of each predicted class
 
@@ -45,32 +45,24 @@ class Rates:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """(2C,): mean probability of each class, then the share of the tiles that it is predicted for."""
+        """(2, C): means, shares."""
         sums = self.blocks.sum(0)
-        return sums[1:] / sums[0]
-
-    @property
-    def means(self) -> np.ndarray:
-        return np.split(self.values, 2)[0]
-
-    @property
-    def shares(self) -> np.ndarray:
-        return np.split(self.values, 2)[1]
+        return (sums[1:] / sums[0]).reshape(2, -1)
 
     @property
     def best(self) -> int:
         """The class with the largest mean probability."""
-        return int(np.argmax(self.means))
+        return int(np.argmax(self.values[0]))
 
     @cached_property
     def interval(self) -> np.ndarray:
-        """(2, 2C): lower and upper ends of the 95 % intervals; NaN with a single block."""
+        """(2, 2, C): lower and upper ends of the 95 % intervals of the values; NaN with a single block."""
         count = len(self.blocks)
         if count < 2:
-            return np.full((2, len(self.values)), np.nan)
+            return np.full((2, *self.values.shape), np.nan)
         drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
         sums = drawn @ self.blocks
-        return np.quantile(sums[:, 1:] / sums[:, :1], (0.025, 0.975), axis=0)
+        return np.quantile(sums[:, 1:] / sums[:, :1], (0.025, 0.975), axis=0).reshape(2, *self.values.shape)
 
 
 def rates(tiles: pd.DataFrame, classes: Sequence[str]) -> Rates:
@@ -124,8 +116,7 @@ def write_cohort(
 ) -> Path:
     """Write the tables and page of finished slides and of failures with their reasons; returns the page.
 
-    Args:
-        patients: Patient of each slide, by its name with or without extension; no table of patients by default.
+    `patients` has the patient of each slide by its name, with or without extension.
     """
     slides = [summarise(folder) for folder in folders]
     classes = slides[0].classes
@@ -148,14 +139,14 @@ def write_cohort(
 
 
 def _numbers(rate: Rates) -> list[str]:
-    return ["" if np.isnan(value) else f"{value:.6f}" for value in [*rate.values, *rate.interval.flat]]
+    return ["" if np.isnan(value) else f"{value:.6f}" for value in [*rate.values.flat, *rate.interval.flat]]
 
 
 def _cells(slide: SlideSummary) -> list[str]:
     rates = slide.rates
     optional = ["" if value is None else f"{value:.6f}" for value in (slide.mask, slide.unlike)]
     about = [slide.slide, slide.folder.name, str(rates.tiles), f"{slide.tissue:.4f}"]
-    return [*about, slide.classes[rates.best], f"{rates.means[rates.best]:.6f}", *optional, *_numbers(rates)]
+    return [*about, slide.classes[rates.best], f"{rates.values[0, rates.best]:.6f}", *optional, *_numbers(rates)]
 
 
 def _page(
@@ -187,8 +178,8 @@ def _page(
 
 def _means(rate: Rates) -> list[Cell]:
     """Mean probability of each class with its interval, the largest marked."""
-    texts = [f"{mean:.3f}" for mean in rate.means]
-    low, high = rate.interval[:, : len(texts)]
+    texts = [f"{mean:.3f}" for mean in rate.values[0]]
+    low, high = rate.interval[:, 0]
     if not np.isnan(low).any():
         texts = [f"{text} ({a:.2f} to {b:.2f})" for text, a, b in zip(texts, low, high, strict=True)]
     return [Cell(text, "best" if i == rate.best else "") for i, text in enumerate(texts)]

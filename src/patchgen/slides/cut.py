@@ -82,12 +82,9 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
-    """The class of a tile, OUTSIDE, or AMBIGUOUS.
+    """The class that covers at least `least` (above one half) of a tile, where the others leave the rest alone.
 
-    Args:
-        shares: Share of the tile that each class covers; classes may overlap.
-        covered: Share that any class covers.
-        least: Share that the class must cover, above one half; the others together may cover what is left.
+    OUTSIDE or AMBIGUOUS if there is none. `covered` is the share that any class covers; classes may overlap.
     """
     candidates = {**shares, OUTSIDE: 1 - covered}
     best = max(candidates, key=lambda name: candidates[name])

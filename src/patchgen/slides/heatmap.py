@@ -61,10 +61,7 @@ def write_map(
 ) -> list[str]:
     """Write `stem`.png (transparent without tissue), `stem`.tif (pyramid) and `stem`_overlay.png; their names.
 
-    Args:
-        values: (rows, columns) in [0, 1], NaN where there is no tile.
-        small: The slide's thumbnail, at `grid.cell` pixels per tile.
-        mpp: Microns per pixel of the slide's level 0.
+    `values` are (rows, columns) in [0, 1], NaN where there is no tile; `small` is the slide's thumbnail.
     """
     large = enlarge(values, grid)
     pixels, notice = colour(large), NOTICE if name == MASK else TILE_NOTICE

@@ -109,18 +109,12 @@ def _group(cells: Mapping[str, str]) -> str:
 
 
 def make_plan(
-    slides: Sequence[Path],
-    annotations: Sequence[Path],
-    labels: Rows,
-    *,
-    classes: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    outside: str | None = None,
-) -> Plan:
+    slides: Sequence[Path], annotations: Sequence[Path], labels: Rows, *, classes: Sequence[str] = (),
+    ignore: Sequence[str] = (), outside: str | None = None,
+) -> Plan:  # fmt: skip
     """Plan which slides to cut, to tiles of the allowed `classes` (all by default), but not of those to `ignore`.
 
-    Args:
-        outside: The label of tissue outside all annotations.
+    `outside` is the label of tissue outside all annotations.
     """
     annotation_of = _match(slides, annotations)
     plan = Plan([], [], [], Counter())

@@ -29,14 +29,9 @@ Tick = Callable[[int], None] | None
 
 
 def scan(
-    predictor: Predictor,
-    slide: Slide,
-    grid: TileGrid,
-    windows: Sequence[Window],
-    file: Path,
-    batch: int = 64,
+    predictor: Predictor, slide: Slide, grid: TileGrid, windows: Sequence[Window], file: Path, batch: int = 64,
     tick: Tick = None,
-) -> None:
+) -> None:  # fmt: skip
     """Predict the tiles missing from `file`, and append them batch by batch."""
     header = _csv([[*COLUMNS, *(f"p_{name}" for name in predictor.classes)]])
     done = _resume(file, header.encode(), windows, batch)

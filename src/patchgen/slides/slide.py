@@ -17,7 +17,6 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -63,8 +62,7 @@ def require_openslide() -> None:
 def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     """Open a slide of any format that OpenSlide reads; UnreadableSlide if it cannot be, or its scale is unknown.
 
-    Args:
-        mpp: Microns per pixel of level 0; overrides the value in the file.
+    `mpp`, microns per pixel of level 0, overrides the value in the file.
     """
     require_openslide()
     if not Path(path).exists():
@@ -116,7 +114,7 @@ class Slide:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.child.close()
 
     @property

@@ -1,7 +1,6 @@
 """Which part of a slide is tissue, by a function on its thumbnail or by the user's own mask, and its tiles.
 
-    small, mask = find_tissue(slide, grid, "otsu", None)                   # thumbnail and (H, W) bool
-    windows = find_windows(mask, grid, least=0.5)                          # tiles with enough tissue, row by row
+    grid, small, mask, windows = find_tiles(slide, mpp=0.5, tile=224, tissue="otsu", mask=None, min_tissue=0.5)
 
 The built-in function takes saturated colour on pale glass, by Otsu's threshold. A plug-in replaces it:
 
@@ -54,19 +53,6 @@ def tissue_facts(slide: Path, method: str, mask: str | None) -> dict[str, str]:
     if file := _mask_of(slide, mask):
         return {"mask": hashlib.sha256(file.read_bytes()).hexdigest()[:16]}
     return {} if method == "otsu" else {"tissue": method}
-
-
-def find_tissue(slide: Slide, grid: TileGrid, method: str, mask: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The thumbnail (H, W, 3) uint8 of the grid, and (H, W) bool where it shows tissue; a mask replaces the method."""
-    file = _mask_of(slide.path, mask)
-    small = thumbnail(slide, grid)
-    if file is not None:
-        return small, _read_mask(slide, grid, file)
-    load_all()
-    tissue = TISSUE[method](small, grid.cell**2 / 4)
-    if tissue.shape != small.shape[:2] or tissue.dtype != bool:
-        raise ValueError(f"--tissue {method} must return bool {small.shape[:2]}, not {tissue.dtype} {tissue.shape}")
-    return small, tissue
 
 
 def _mask_of(slide: Path, mask: str | None) -> Path | None:
@@ -148,8 +134,7 @@ class Window:
 def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float = 0.0) -> list[Window]:
     """Tiles whose share of tissue in the mask of the grid is at least `least`, and never without any, row by row.
 
-    Args:
-        overlap: Of neighbouring tiles, as a share of their side.
+    `overlap` is that of neighbouring tiles, as a share of their side.
     """
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
     sums[0, :] = sums[:, 0] = 0
@@ -170,12 +155,16 @@ def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float 
 def find_tiles(
     slide: Slide, *, mpp: float, tile: int, tissue: str, mask: str | None, min_tissue: float, overlap: float = 0.0
 ) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
-    """The grid of a slide, its thumbnail, where that shows tissue, and the tiles with enough of it.
+    """The grid of a slide, its thumbnail (H, W, 3), where that shows tissue (H, W), and the tiles with enough of it.
 
-    UnreadableSlide if there are none.
+    UnreadableSlide if there are none. A mask replaces the function `tissue`.
     """
-    grid = make_grid(slide, mpp, tile)
-    small, inside = find_tissue(slide, grid, tissue, mask)
+    grid, file = make_grid(slide, mpp, tile), _mask_of(slide.path, mask)
+    small = thumbnail(slide, grid)
+    load_all()
+    inside = _read_mask(slide, grid, file) if file else TISSUE[tissue](small, grid.cell**2 / 4)
+    if inside.shape != small.shape[:2] or inside.dtype != bool:
+        raise ValueError(f"--tissue {tissue} must return bool {small.shape[:2]}, not {inside.dtype} {inside.shape}")
     check_count(slide, *(math.ceil(n / (1 - overlap)) for n in (grid.columns, grid.rows)))
     windows = find_windows(inside, grid, min_tissue, overlap)
     if not windows:

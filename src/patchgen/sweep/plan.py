@@ -19,7 +19,7 @@ from patchgen.ccd.settings import StreamConfig
 from patchgen.common.text import duration
 from patchgen.config import Config, Settings
 from patchgen.data.content import digests
-from patchgen.data.table import Table, fingerprint, read_table
+from patchgen.data.table import Table, check_shared, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import with_precision
 from patchgen.runs.scores import data_name
@@ -95,7 +95,7 @@ class DataSets:
     def table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Table, str]:
         key = json.dumps([data, benchmark, options], sort_keys=True)
         if key not in self._tables:
-            table = read_table(data, benchmark=benchmark, options=options)
+            table = check_shared(read_table(data, benchmark=benchmark, options=options))
             self._tables[key] = table, fingerprint(table)
         return self._tables[key]
 
