@@ -302,7 +302,7 @@ def test_images_are_weighted(files: list[Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [
-        (np.zeros((4, 8, 8, 3), np.int64), {"y": [0] * 4, "domains": [0] * 4}, r"\(N, 3, H, W\).*got int64"),
+        (np.zeros((4, 8, 8, 3), np.int64), {"y": [0] * 4, "domains": [0] * 4}, r"\(N, 3, H, W\).*got .* int64"),
         (np.full((4, 8, 8, 3), 7.5), {"y": [0] * 4, "domains": [0] * 4}, "floats from 7.5 to 7.5.*divide by 255"),
         (np.zeros((4, 8, 8, 5), np.uint8), {"y": [0] * 4, "domains": [0] * 4}, r"got \(8, 8, 5\) uint8"),
         (np.zeros((4, 8, 8, 3), np.uint8), {}, "need y="),

@@ -22,7 +22,7 @@ from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.images import naming, square
+from patchgen.data.images import reporting, square
 from patchgen.data.listing import is_image, list_images
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.safe_open import RefusedImage, open_image
@@ -186,7 +186,7 @@ def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
 
     A transparent image gives its opaque part (alpha >= 128), any other the largest square in its middle.
     """
-    with naming(path), open_image(path) as image:
+    with reporting(path), open_image(path) as image:
         image.draft(None, (2 * side, 2 * side))  # decodes a large JPEG at reduced size, never below 2 x side
         upright = ImageOps.exif_transpose(image)
         rgba = upright.convert("RGBA") if upright.has_transparency_data else None

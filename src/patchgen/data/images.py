@@ -60,7 +60,7 @@ def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.nda
     Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
     antialiased. Truncated files and images above our limits (`open_image`) are an `UnreadableImage`.
     """
-    with naming(path), open_image(path) as image:
+    with reporting(path), open_image(path) as image:
         image.draft(None, (2 * size, 2 * size))  # decodes a large JPEG at 1/2, 1/4 or 1/8, never below 2 x size
         return square(image, size, interpolation)
 
@@ -70,7 +70,7 @@ def decode_aspect(path: str | Path, size: int) -> np.ndarray:
 
     An image more than `LONGEST` times as long as wide is cropped to its middle. JPEGs are decoded at full size.
     """
-    with naming(path), open_image(path) as image:
+    with reporting(path), open_image(path) as image:
         rgb = _to_rgb(ImageOps.exif_transpose(image), image.format)
         shorter = min(rgb.size)
         width, height = (min(side, LONGEST * shorter) for side in rgb.size)
@@ -81,7 +81,7 @@ def decode_aspect(path: str | Path, size: int) -> np.ndarray:
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
+def reporting(path: str | Path) -> Iterator[None]:
     """Whatever goes wrong inside is an `UnreadableImage` of this file."""
     try:
         yield
@@ -274,7 +274,7 @@ class ImageStore:
             self._verified[row] = (crc, *shape)
 
     def _digest(self, row: int) -> bytes:
-        with naming(self.files[row]):
+        with reporting(self.files[row]):
             check_file(self.files[row])
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
