@@ -105,7 +105,7 @@ def test_simgcds_teacher_reaches_its_temperature_with_the_last_epoch_of_the_warm
 
 def test_simgcd_contrasts_in_the_bottleneck_and_spares_vectors_from_decay() -> None:
     config, model = setting("simgcd", weight_decay=0.5)
-    assert model.head.directions is None and model.project(torch.randn(3, 64)).shape == (3, 8)
+    assert model.head.directions is None and model.head(torch.randn(3, 64)).shape == (3, 8)
     assert model.prototypes is not None and float(model.prototypes.detach().abs().max()) <= 64**-0.5
     method = make_stream_method(config)
     groups = make_stream_optimizer(model, config, method.decays_vectors).param_groups

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -195,18 +194,8 @@ def test_samples_are_as_long_as_features() -> None:
 
 def test_errors_say_the_rule_and_the_value() -> None:
     rows = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    broken, fitted = rows.clone(), SphericalMixture.fit(rows, 3)
-    broken[6, 1] = math.nan
-    cases: list[tuple[str, Callable[[], object]]] = [
-        ("between 1 and the number of rows, 10; got 11", lambda: SphericalMixture.fit(rows, 11)),
-        ("start has 3 dimensions, the features 4", lambda: SphericalMixture.fit(rows, 2, start=torch.zeros(2, 3))),
-        ("start has 3 means for 2 components", lambda: SphericalMixture.fit(rows, 2, start=rows[:3])),
-        ("have 5 dimensions, but 4", lambda: SphericalMixture.fit(rows, 2, replay=torch.ones(2, 3, 5))),
-        ("features must be finite.*row 6", lambda: SphericalMixture.fit(broken, 2)),
-        ("start must be finite", lambda: SphericalMixture.fit(rows, 2, start=broken[6:8])),
-        ("have 5 dimensions, but 4", lambda: fitted.nearest(torch.ones(2, 5), 1)),
-        ("number of components, 3; got 5", lambda: fitted.nearest(rows, 5)),
-    ]
-    for message, call in cases:
-        with pytest.raises(ValueError, match=message):
-            call()
+    with pytest.raises(ValueError, match="between 1 and the number of rows, 10; got 11"):
+        SphericalMixture.fit(rows, 11)
+    rows[6, 1] = math.nan
+    with pytest.raises(ValueError, match="features must be finite.*row 6"):
+        SphericalMixture.fit(rows, 2)

@@ -7,8 +7,8 @@ times the ratio of a Dirichlet process with concentration 1. It needs only the c
 a group. PromptCCD's variant has full inverse-Wishart covariances, accepts a tenth of the rejected moves at random, and
 adds children and merged means to their parents. Here a move replaces its parents, and only if the ratio favours it.
 
-A known limit: real classes are not spherical. Their elongation counts as evidence for two components, the more so the
-more rows a class has. If classes overlap, the number found is an order of magnitude.
+Real classes are not spherical: their elongation counts as evidence for two components, the more so the more rows a
+class has. If classes overlap, the number found is an order of magnitude.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ def grow(
             never merged with each other; an unknown component may be merged into one.
         replay: (..., D) rows that join the features.
     """
-    if not 0 <= known <= mixture.components:
-        raise ValueError(f"known must be between 0 and the number of components, {mixture.components}; got {known}")
-    rows = with_replay(features, replay, mixture.means.shape[1])
+    rows = with_replay(features, replay)
     for _ in range(ROUNDS):
         means, splits = _moves(rows, mixture, known, seed)
         if not splits and len(means) == mixture.components:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -169,18 +170,16 @@ class StreamTrainer(Trainer):
 
     def _see(self, rows: np.ndarray, images: Tensor) -> Views:
         """The views, with prompts if there are any and with labels or pseudo-labels."""
-        query, likely, prompts = None, None, None
+        likely, prompts = None, None
         if self.method.prompts and self.pool.mixture is not None:
             with torch.no_grad():
-                query = self._read(images).features
-            likely = self.pool.likely(query)
-            prompts = self.pool.prompts(query, likely)
+                likely = self.pool.likely(self._read(images).features)
+            prompts = self.pool.prompts(likely)
         out = in_parts(self._read, self.micro_batch, images, prompts)
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
-        pseudo = target
-        if self.stage and self.method.pool == "patchgen":
-            pseudo = self.pool.labels(out.features if query is None else query, likely)
-        centres = self.pool.centres(self.stage)
+        pseudo, centres = target, self.pool.centres(self.stage)
+        if self.stage and centres is not None and self.method.pool == "patchgen":
+            pseudo = self.pool.labels(self.pool.likely(out.features) if likely is None else likely)
         classes = len(self.stream.stages.entered(self.stage))
         return Views(out, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
 
@@ -198,8 +197,8 @@ class StreamTrainer(Trainer):
         features, masks = [], []
         for images in self.images.plain(rows):
             out = self._read(images)
-            if prompts and (means := self.pool.prompts(out.features)) is not None:
-                out = self._read(images, means)
+            if prompts and self.pool.mixture is not None:
+                out = self._read(images, self.pool.prompts(self.pool.likely(out.features)))
             features.append(F.normalize(out.features.float(), dim=1))
             masks += [out.mask.float()] if out.mask is not None else []
         return torch.cat(features), torch.cat(masks) if masks else None
@@ -259,21 +258,16 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
     """SGD for a stage; the PatchGen module has its own rate.
 
     As in the releases, PromptCCD and GCD decay all trained tensors; SimGCD exempts biases and norms.
-
-    Args:
-        decays_vectors: Whether weight decay also applies to one-dimensional tensors.
     """
-    module = config.lr if config.lr_module is None else config.lr_module
     inside = {id(p) for p in model.select.parameters()} if model.select is not None else set()
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
-    for in_module in (False, True):
-        for decayed in (True, False):
-            rate, decay = module if in_module else config.lr, config.weight_decay if decayed else 0.0
-            groups[in_module, decayed] = {"params": [], "lr": rate, "peak": rate, "weight_decay": decay}
-    for p in model.parameters():
-        if p.requires_grad:
-            groups[id(p) in inside, p.ndim > 1 or decays_vectors]["params"].append(p)
-    return torch.optim.SGD([g for g in groups.values() if g["params"]], lr=config.lr, momentum=config.momentum)
+    groups = []
+    for in_module, decayed in product((False, True), (True, False)):
+        rate = config.lr_module if in_module and config.lr_module is not None else config.lr
+        params = [p for p in model.parameters() if p.requires_grad and (id(p) in inside) == in_module
+                  and (p.ndim > 1 or decays_vectors) == decayed]  # fmt: skip
+        weight_decay = config.weight_decay if decayed else 0.0
+        groups.append({"params": params, "lr": rate, "peak": rate, "weight_decay": weight_decay})
+    return torch.optim.SGD([g for g in groups if g["params"]], lr=config.lr, momentum=config.momentum)
 
 
 def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:

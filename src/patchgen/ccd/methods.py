@@ -54,7 +54,7 @@ class Gcd:
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
         """Named terms, already weighted: a step minimises their sum."""
-        c, projected = self.config, model.project(views.out.features)
+        c, projected = self.config, model.head(views.out.features)
         share = self.supervised(views)
         terms = {"info_nce": (1 - share) * info_nce(projected, c.temperature)}
         if share:
@@ -101,9 +101,10 @@ class PromptCcd(Gcd):
     reference = "Cendra et al. 2024"
 
 
-class PatchGenTerms(Gcd):
+class GcdPatchGen(Gcd):
     """z+ replaces CLS everywhere; pseudo-labels come from the mixture, p_h from cosines with its means."""
 
+    summary = "gcd with PatchGen's module and losses: pseudo-labels from the mixture, no prompts"
     pool = "patchgen"
     mixture = True
 
@@ -135,11 +136,7 @@ def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
     return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T / PROTOTYPE_TEMPERATURE
 
 
-class GcdPatchGen(PatchGenTerms):
-    summary = "gcd with PatchGen's module and losses: pseudo-labels from the mixture, no prompts"
-
-
-class PromptCcdPatchGen(PatchGenTerms, PromptCcd):
+class PromptCcdPatchGen(GcdPatchGen, PromptCcd):
     summary = "promptccd with PatchGen's module and losses (the paper's method for a stream)"
 
 

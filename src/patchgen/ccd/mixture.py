@@ -82,18 +82,16 @@ class SphericalMixture:
     @torch.no_grad()
     def log_responsibilities(self, features: Tensor, *, check: bool = True) -> Tensor:
         """log p(component | x): (N, K), float32; without ``check`` a row that is not finite gives one."""
-        rows = unit(features, self.means.shape[1], check=check)
+        rows = unit(features, check=check)
         return torch.cat([self.log_joint(x).log_softmax(1).float() for x in _chunks(rows, self.components)])
 
     @torch.no_grad()
     def log_likelihood(self, features: Tensor) -> float:
         """Mean of log p(x) over the rows."""
-        return _moments(unit(features, self.means.shape[1]), self).likelihood
+        return _moments(unit(features), self).likelihood
 
     def nearest(self, features: Tensor, k: int) -> Tensor:
         """The ids (N, k) of the k most responsible components, the first one first."""
-        if not 1 <= k <= self.components:
-            raise ValueError(f"k must be between 1 and the number of components, {self.components}; got {k}")
         return self.log_responsibilities(features).topk(k, dim=1).indices
 
     def sample(self, per_component: int, generator: torch.Generator) -> Tensor:
@@ -123,23 +121,16 @@ class SphericalMixture:
         return normaliser - squares.clamp(min=0) / (2 * variances)
 
 
-def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Tensor:
+def unit(features: Tensor, *, check: bool = True) -> Tensor:
     """L2-normalised rows (N, D) in float32 or float64; without ``check`` the device is not synchronised."""
-    if check:
-        rows = check_features(features, "features")
-    else:
-        rows = features.detach().to(torch.promote_types(features.dtype, torch.float32))
-    if dim is not None and rows.shape[1] != dim:
-        raise ValueError(f"features have {rows.shape[1]} dimensions, but {dim} were expected: use the same backbone")
-    return F.normalize(rows, dim=1)
+    precise = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+    return F.normalize(check_features(features, "features") if check else precise, dim=1)
 
 
-def with_replay(features: Tensor, replay: Tensor | None, dim: int | None = None) -> Tensor:
+def with_replay(features: Tensor, replay: Tensor | None) -> Tensor:
     """Unit rows of features (N, D) and of replay (..., D), in this order."""
-    rows = unit(features, dim)
-    if replay is None or replay.numel() == 0:
-        return rows
-    return torch.cat([rows, unit(replay.flatten(0, -2), rows.shape[1]).to(rows)])
+    rows = unit(features)
+    return rows if replay is None else torch.cat([rows, unit(replay.flatten(0, -2)).to(rows)])
 
 
 def _chunks(rows: Tensor, components: int) -> Iterator[Tensor]:
@@ -191,11 +182,7 @@ def _starting_means(rows: Tensor, components: int, start: Tensor | None, seed: i
     kmeans = SemiSupervisedKMeans(components, seed=seed)
     if start is None:
         return kmeans.fit(rows).centres.double()
-    means = check_features(start, "start").to(rows.device, torch.float64)
-    if means.shape[1] != rows.shape[1]:
-        raise ValueError(f"start has {means.shape[1]} dimensions, the features {rows.shape[1]}: use the same backbone")
-    if len(means) > components:
-        raise ValueError(f"start has {len(means)} means for {components} components: drop some or leave start out")
+    means = start.to(rows.device, torch.float64)
     if len(means) == components:
         return means
     # pinned with the weight of all rows: a lighter mean wanders off to a new blob and hands its own to a new id

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.ccd.settings import StreamConfig
+from patchgen.common.text import first_line
 from patchgen.model.backbone import Backbone, Tokens, load_backbone
 from patchgen.model.classifier import Output
 from patchgen.model.generic import on_tensor
@@ -102,9 +103,6 @@ class StreamModel(nn.Module):
         elif self.select is not None:
             self.select.calibrate(self.backbone(images).patches.float())
 
-    def project(self, features: Tensor) -> Tensor:
-        return self.head(features)
-
     def classify(self, features: Tensor, count: int) -> Tensor:
         """Cosines (B, count) with the first prototypes; those of later stages are not used yet."""
         if self.prototypes is None:
@@ -119,10 +117,7 @@ def build_stream_model(
     progress: Callable[[str], None] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> StreamModel:
-    """The model before the first stage; its weights depend on the seed alone, not on the random state.
-
-    ``recorded`` is the run's record of its backbone, if it is resumed or used.
-    """
+    """The model before the first stage; its weights depend on the seed alone. ``recorded`` is the run's backbone."""
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     if config.normalization == "imagenet":
         backbone.expect(IMAGENET)
@@ -139,7 +134,7 @@ def prompted(
     backbone: Backbone, images: Tensor, prompts: Tensor, early: Callable[[Tensor], None] | None = None
 ) -> Tokens:
     """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped."""
-    embeddings = _embeddings(backbone)
+    embeddings: Any = backbone.model.embeddings  # the module that makes the sequence of tokens
     has_cls = min(backbone.num_prefix_tokens, 1)
     position = _cls_position(embeddings) if has_cls else 0.0  # (D,)
 
@@ -156,18 +151,21 @@ def prompted(
 
 def check_promptable(backbone: Backbone) -> None:
     """ValueError unless this backbone supports prompts, tested with one black image."""
-    fix = "choose another --backbone, such as DINOv2, ViT or CLIP, or --method gcd+patchgen, which has no prompts"
-    _embeddings(backbone, fix)
     if problem := _problem(backbone):
-        name = f"{backbone.source!r} ({backbone.model_type})"
         raise ValueError(
-            f"prompts are inserted between a backbone's own tokens, and {name} takes none ({problem}); {fix}"
+            f"prompts are inserted between a backbone's own tokens, and {backbone.source!r} ({backbone.model_type}) "
+            f"takes none ({problem}); choose another --backbone, such as DINOv2, ViT or CLIP, or --method "
+            "gcd+patchgen, which has no prompts"
         )
 
 
 @torch.no_grad()
 def _problem(backbone: Backbone) -> str:
     """The problem with two prompts and one image; empty if there is none."""
+    if backbone.family.convolutional:
+        return "it is convolutional"
+    if not isinstance(getattr(backbone.model, "embeddings", None), nn.Module):
+        return "it lacks a module `embeddings`, after which they would be added"
     if any("relative_position" in name for name, _ in backbone.model.named_parameters()):
         return "its attention has relative positions, which a prompt has none of"  # they shift those of the patches
     weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
@@ -176,24 +174,11 @@ def _problem(backbone: Backbone) -> str:
     try:
         patches, flipped = (prompted(backbone, images, order).patches for order in (prompts, prompts.flip(1)))
     except Exception as error:  # models raise many types on unexpected numbers of tokens
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return first_line(error)
     if patches.shape[1] != SIDE**2:
         return f"of {SIDE**2} patches {patches.shape[1]} remain after it"
     same = torch.allclose(patches, flipped, rtol=1e-3, atol=1e-3)
     return "" if same else "its attention gives them places, but they are a set"
-
-
-def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of transformers") -> nn.Module:
-    """The module that makes the sequence of tokens."""
-    if backbone.family.convolutional:
-        raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: {fix}")
-    module = getattr(backbone.model, "embeddings", None)
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"prompts are added to the tokens after a model's module `embeddings`, which {backbone.source!r} "
-            f"({backbone.model_type}) lacks: {fix}"
-        )
-    return module
 
 
 def _cls_position(embeddings: nn.Module) -> Tensor | float:

@@ -69,29 +69,22 @@ class MixturePool:
     def _prompt_count(self, mixture: SphericalMixture) -> int:
         return min(self.config.prompts, mixture.components)
 
-    def likely(self, query: Tensor) -> Tensor | None:
-        """log p(component | x) of prompt-free features, (B, D) -> (B, K); None before the mixture is active.
+    def likely(self, query: Tensor) -> Tensor:
+        """log p(component | x) of prompt-free features, (B, D) -> (B, K), once the mixture is active.
 
         Non-finite values show up in the losses: a check here would synchronise the device at every step.
         """
-        return None if self.mixture is None else self.mixture.log_responsibilities(query, check=False)
+        assert self.mixture is not None
+        return self.mixture.log_responsibilities(query, check=False)
 
-    def prompts(self, query: Tensor, likely: Tensor | None = None) -> Tensor | None:
-        """The means (B, k, D) of the components most responsible for prompt-free features (B, D), the first one first.
+    def prompts(self, likely: Tensor) -> Tensor:
+        """The means (B, k, D) of each image's most probable components (B, K), the first one first."""
+        assert self.mixture is not None
+        return self.mixture.means[likely.topk(self._prompt_count(self.mixture), dim=1).indices]
 
-        None before the mixture is active; `likely` is its result for these features, if already computed.
-        """
-        likely = self.likely(query) if likely is None else likely
-        if self.mixture is None or likely is None:
-            return None
-        return self.mixture.means[likely.topk(self._prompt_count(self.mixture), dim=1).indices].to(query.dtype)
-
-    def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
-        """Pseudo-labels (2B,) of two views (2B, D): one per image, -1 before the mixture is active."""
-        likely = self.likely(query) if likely is None else likely
-        if likely is None or self.config.pseudo_labels == "none":
-            return torch.full((len(query),), -1, device=query.device)
-        first, second = likely.chunk(2)  # both views of an image have one label
+    def labels(self, likely: Tensor) -> Tensor:
+        """Pseudo-labels (2B,) of two views (2B, K): one per image."""
+        first, second = likely.chunk(2)
         return ((first + second) / 2).argmax(1).repeat(2)
 
     def centres(self, stage: int) -> Tensor | None:
