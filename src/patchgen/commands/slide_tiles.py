@@ -20,7 +20,7 @@ from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.slides.cut import CutSettings
-    from patchgen.slides.plan import Plan, PlannedSlide
+    from patchgen.slides.plan import PlannedSlide, TilesPlan
     from patchgen.sweep.jobs import Unit
 
 IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
@@ -88,7 +88,7 @@ def _check(arguments: TilesArguments) -> None:
     check_folder(arguments.out)
 
 
-def _plan(arguments: TilesArguments) -> Plan:
+def _plan(arguments: TilesArguments) -> TilesPlan:
     from patchgen.slides.plan import find_annotations, find_slides, make_plan, read_labels
     from patchgen.slides.tissue import check_rule
 
@@ -103,7 +103,7 @@ def _plan(arguments: TilesArguments) -> Plan:
     return plan
 
 
-def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
+def _units(arguments: TilesArguments, plan: TilesPlan) -> dict[PlannedSlide, Unit]:
     """The work of each slide; ValueError for finished slides with other settings."""
     from patchgen.slides.cut import DESCRIPTION, description
     from patchgen.sweep.jobs import Needs, Unit
@@ -153,7 +153,7 @@ def _counts(file: Path) -> dict[str, int]:
     return counts
 
 
-def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> list[str]:
+def _summarise(out: Path, plan: TilesPlan, failures: dict[str, str]) -> list[str]:
     """Write a row per slide, print a row per site, and return the sites."""
     from patchgen.common.files import write_csv
     from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE

@@ -42,7 +42,7 @@ class PlannedSlide:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilesPlan:
     slides: list[PlannedSlide]
     classes: list[str]
     unlabelled: list[Path]  # neither annotation nor label
@@ -111,13 +111,13 @@ def _group(cells: Mapping[str, str]) -> str:
 def make_plan(
     slides: Sequence[Path], annotations: Sequence[Path], labels: Rows, *, classes: Sequence[str] = (),
     ignore: Sequence[str] = (), outside: str | None = None,
-) -> Plan:  # fmt: skip
+) -> TilesPlan:  # fmt: skip
     """Plan which slides to cut, to tiles of the allowed `classes` (all by default), but not of those to `ignore`.
 
     `outside` is the label of tissue outside all annotations.
     """
     annotation_of = _match(slides, annotations)
-    plan = Plan([], [], [], Counter())
+    plan = TilesPlan([], [], [], Counter())
     places: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
         cells = labels.get(path.name) or labels.get(path.stem) or {}
