@@ -273,7 +273,7 @@ def test_what_doctor_would_say(image_folder: Path, tmp_path: Path, monkeypatch: 
     lines: list[str] = []
     replace(make_plan(photos), say=lines.append).announce()
     text = "\n".join(lines)
-    assert "data: field lacks cross" in text and "fewer than 5 images: studio/circle (3)" in text
+    assert "data: missing classes: field lacks cross" in text and "tiny classes: studio/circle (3)" in text
     assert "data: ignored runs: runs and models, not images of a site" in text
 
 

@@ -45,7 +45,7 @@ def test_search_finds_every_single_top(low: int, high: int) -> None:
         ({"at_most": 2}, "3 to 10, not 2"),
         ({"at_most": 11}, "3 to 10, not 11"),
         ({"labels": [0, 1]}, "one length"),
-        ({"labelled": torch.zeros(4, 3)}, "labelled has 3 features a point, unlabelled 2"),
+        ({"labelled": torch.zeros(4, 3)}, "labelled has 3 features a point, the others 2"),
         ({"unlabelled": torch.full((6, 2), torch.inf)}, "unlabelled must be finite"),
     ],
 )

@@ -22,6 +22,15 @@ def blobs(
     return (axes[label] + spread * torch.randn(len(label), dim, generator=generator)).to(dtype), label
 
 
+def fit_from(start: Any, clusters: SemiSupervisedKMeans, x: Any, *labelled: Any) -> SemiSupervisedKMeans:
+    """A fit from given centres (K - K_l, D) of the clusters without a labelled class, instead of drawn ones."""
+    points = torch.as_tensor(x)
+    first = torch.as_tensor(start).double() - points.mean(0, dtype=torch.float64).to(points.dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "_draw", lambda *_: first)
+        return clusters.fit(x, *labelled)
+
+
 def slow_pinned(
     x: np.ndarray, labelled: np.ndarray, labels: np.ndarray, others: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, list[int], float]:
@@ -52,7 +61,7 @@ def test_equals_the_slow_version_with_pinned_labels(seed: int, tolerance: float)
     labels = rng.permutation(np.array([4, 9, 2] * 8 + [2]))  # classes that overlap: pinning decides
     others = x[rng.choice(60, 2, replace=False)]
     centres, member, inertia = slow_pinned(x, labelled, labels, others, tolerance)
-    found = SemiSupervisedKMeans(5, tolerance=tolerance).fit(x, labelled, labels, start=others)
+    found = fit_from(others, SemiSupervisedKMeans(5, tolerance=tolerance), x, labelled, labels)
     assert found.labelled_classes == [2, 4, 9]
     np.testing.assert_allclose(found.centres.numpy(), centres, atol=1e-9)
     assert found.assignment.tolist() == member and found.inertia == pytest.approx(inertia, rel=1e-9)
@@ -64,7 +73,7 @@ def test_equals_scikit_learn_from_the_same_start(dtype: torch.dtype) -> None:
 
     x = torch.randn(400, 5, generator=torch.Generator().manual_seed(2), dtype=dtype)
     start = x[:7]
-    ours = SemiSupervisedKMeans(7, tolerance=0).fit(x, start=start)
+    ours = fit_from(start, SemiSupervisedKMeans(7, tolerance=0), x)
     theirs = KMeans(7, init=start.numpy(), n_init=1, tol=0, max_iter=200, algorithm="lloyd").fit(x.numpy())
     assert (ours.assignment.numpy() == theirs.labels_).all()
     np.testing.assert_allclose(ours.centres.numpy(), theirs.cluster_centers_, atol=1e-5)
@@ -141,7 +150,7 @@ def test_an_empty_cluster_restarts_at_the_farthest_point() -> None:
     """Two centres far away lose everything; the farthest points, 9 and then 6, take them over."""
     x = torch.tensor([[0.0], [1.0], [6.0], [9.0]], dtype=torch.float64)
     start = torch.tensor([[0.0], [500.0], [600.0]], dtype=torch.float64)
-    found = SemiSupervisedKMeans(3, tolerance=0).fit(x, start=start)
+    found = fit_from(start, SemiSupervisedKMeans(3, tolerance=0), x)
     torch.testing.assert_close(found.centres.flatten(), torch.tensor([0.5, 9.0, 6.0], dtype=torch.float64))
     assert found.assignment.tolist() == [0, 0, 2, 1]
 
@@ -150,7 +159,7 @@ def test_a_restart_empties_no_other_cluster() -> None:
     """The point 100 is farthest from its centre but alone with it: the next one moves."""
     x = torch.tensor([[0.0], [2.0], [100.0]], dtype=torch.float64)
     start = torch.tensor([[0.5], [150.0], [900.0]], dtype=torch.float64)
-    found = SemiSupervisedKMeans(3, tolerance=0).fit(x, start=start)
+    found = fit_from(start, SemiSupervisedKMeans(3, tolerance=0), x)
     assert sorted(found.assignment.tolist()) == [0, 1, 2] and found.centres[1].item() == 100
 
 
@@ -162,10 +171,6 @@ def test_equal_points_give_finite_centres() -> None:
 # Errors
 
 
-def fit(clusters: int, *data: Any, **more: Any) -> SemiSupervisedKMeans:
-    return SemiSupervisedKMeans(clusters).fit(*data, **more)
-
-
 X = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
 BROKEN = X.clone()
 BROKEN[4, 1] = float("nan")
@@ -174,8 +179,8 @@ BROKEN[4, 1] = float("nan")
 @pytest.mark.parametrize(
     ("clusters", "data", "text"),
     [
-        (2, (X, X[:3], [0, 1, 2]), "at least the number of labelled classes: 2 < 3; ask for 3 or more"),
-        (8, (X, X[:1], [0]), "7 clusters without a labelled class .* there are 6; ask for at most 7"),
+        (2, (X, X[:3], [0, 1, 2]), "must be from 3, the number of labelled classes, to 9, .* not 2"),
+        (8, (X, X[:1], [0]), "from 1, .* to 7, .* not 8"),
         (2, (BROKEN,), "unlabelled must be finite, but 1 of 6 rows .* row 4"),
         (2, (X, BROKEN, [0] * 6), "labelled must be finite"),
         (2, (X, torch.zeros(1, 3), [0]), "labelled has 3 features a point, the others 2"),
@@ -188,16 +193,14 @@ BROKEN[4, 1] = float("nan")
 )
 def test_wrong_data(clusters: int, data: tuple[Any, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        fit(clusters, *data)
+        SemiSupervisedKMeans(clusters).fit(*data)
 
 
-def test_wrong_start_and_use_before_fit() -> None:
-    with pytest.raises(ValueError, match=r"the 1 centres without a labelled class, shape \(1, 2\), not \(2, 2\)"):
-        fit(2, X, X[:2], [0, 0], start=X[:2])
+def test_use_before_fit_and_points_of_another_width() -> None:
     with pytest.raises(ValueError, match="call fit"):
         SemiSupervisedKMeans(2).predict(X)
     with pytest.raises(ValueError, match="x has 3 features a point, the others 2"):
-        fit(2, X).predict(torch.zeros(1, 3))
+        SemiSupervisedKMeans(2).fit(X).predict(torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize(

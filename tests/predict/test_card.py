@@ -34,6 +34,12 @@ def test_labels_are_text_and_never_markup(facts: dict[str, Any]) -> None:
     assert facts["classes"][1].startswith("<script>"), "the facts stay as they are"
 
 
+def test_without_an_expectation_the_card_says_why(facts: dict[str, Any]) -> None:
+    assert "all images come from one site, berlin" in card(facts)
+    facts["data"]["sites"].append("lyon")
+    assert "Not known: no site was left out" in card(facts)
+
+
 def test_models_of_identical_images_say_so(facts: dict[str, Any]) -> None:
     assert "look the same to this model" not in card(facts)
     assert "neither confidence nor the flag means anything" in card(facts | {"unlike_threshold": SAME / 10})

@@ -127,12 +127,6 @@ def test_the_estimate_may_find_nothing_new() -> None:
     assert groups.new == [] and all(one.fits_known for one in groups.members)
 
 
-@pytest.mark.parametrize("number", [{"new_classes": 0}, {"new_classes": 6}, {"at_most": 0}, {"at_most": 6}])
-def test_numbers_that_cannot_be(number: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(number))} must be between 1 and .* 5"):
-        group_features(features_of(blobs({4: 5})[0]), *known_blobs(), **number)
-
-
 # A run's features
 
 

@@ -12,8 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 
 from patchgen.data.table import Table
 from patchgen.predict.answers import Answers, check_classes
-from patchgen.predict.evaluate import Ranking, bootstrap, check_options, evaluate, most_wrong
-from patchgen.tasks.metrics import class_ranking
+from patchgen.predict.evaluate import bootstrap, check_options, evaluate, most_wrong
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -64,19 +63,6 @@ def test_every_number_equals_scikit_learn() -> None:
     assert sum(one["images"] for one in found["reliability"]) == 90
     assert found["intervals"] == {} and "No intervals: --resamples 0." in found["notes"]
     json.dumps(found, allow_nan=False)
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_draws_have_scikit_learns_numbers(classes: int) -> None:
-    answers, rng = drawn(classes), np.random.default_rng(3)
-    rank = Ranking(answers.label, answers.probabilities)
-    for _ in range(20):
-        weights = rng.integers(0, 3, 90) * (rng.random(90) < 0.2)
-        fast, expected = rank(weights), class_ranking(answers.label, answers.probabilities, weights)
-        assert fast.keys() == expected.keys()
-        for name, values in expected.items():
-            assert fast[name] == [None if value is None else pytest.approx(value) for value in values]
-    assert rank(np.where(answers.label == 0, 1, 0))["auroc"] == [None] * classes
 
 
 def test_patients_are_drawn_whole() -> None:

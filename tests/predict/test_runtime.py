@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ from benchmarks.predict import untrained_predictor
 from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime
-from patchgen.predict.export import drawn_images
+from patchgen.predict.export import drawn_images, missing_packages
 from patchgen.predict.predictor import Outputs, Predictor
-from patchgen.predict.sessions import PACKAGES, installed
+from patchgen.predict.sessions import PACKAGES
 
 onnx = pytest.importorskip("onnx")
 
@@ -34,13 +35,13 @@ def tiny_half(predictor: Predictor) -> Predictor:
     return Predictor(predictor.model, predictor.classes, predictor.config, precision="bf16-mixed")
 
 
-@pytest.mark.parametrize("name", [name for name in PACKAGES if installed(name)])
+@pytest.mark.parametrize("name", [name for name, package in PACKAGES.items() if not missing_packages(package)])
 def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predictor, name: str) -> None:
     images, lines = drawn_images(5, 28), list[str]()
     truth = predictor.use("torch").score(images)
     assert predictor.runtime is None and predictor.variant == ""
     found = predictor.use(name, lines.append).score(images)  # type: ignore[arg-type]
-    assert predictor.variant == f"{name} {installed(name)}"
+    assert predictor.variant == f"{name} {version(PACKAGES[name])}"
     for a, b in zip(truth, found, strict=True):
         np.testing.assert_allclose(a.probabilities, b.probabilities, atol=1e-3)
         np.testing.assert_allclose(a.mask, b.mask, atol=1e-2)
@@ -128,11 +129,10 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     with pytest.raises(ValueError, match="--runtime onnx: its outputs differ from torch's; choose --runtime torch"):
         predictor.use("onnx")
     lines: list[str] = []
-    monkeypatch.setattr(runtime, "installed", lambda name: "1.0")
-    monkeypatch.setattr(runtime, "_missing", lambda name: [])
+    monkeypatch.setattr(runtime, "missing_packages", lambda *names: [])
     assert predictor.use("auto", lines.append).runtime is None
     assert lines == [f"{name}: its outputs differ from torch's" for name in PACKAGES] + ["runtime torch"]
-    monkeypatch.setattr(runtime, "installed", lambda name: None)
+    monkeypatch.setattr(runtime, "missing_packages", lambda *names: [*names])
     assert predictor.use("auto").runtime is None
 
 
@@ -143,8 +143,9 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
 def test_auto_takes_the_fastest(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], chosen: str | None
 ) -> None:
-    monkeypatch.setattr(runtime, "installed", lambda name: "1.0" if name in speeds else None)
-    monkeypatch.setattr(runtime, "_missing", lambda name: [])
+    monkeypatch.setattr(runtime, "PACKAGES", dict.fromkeys(speeds, ""))
+    monkeypatch.setattr(runtime, "missing_packages", lambda *names: [])
+    monkeypatch.setattr(runtime, "version", lambda name: "1.0")
     gap = {"classes": 0.0, "probabilities": 0.0}
     monkeypatch.setattr(runtime, "_check", lambda _, name, say: gap | {"speed": speeds[name]})
     monkeypatch.setattr(runtime, "open_session", lambda name, file, threads, half: name)

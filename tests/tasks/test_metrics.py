@@ -20,6 +20,7 @@ from sklearn.metrics import (
 
 from patchgen.tasks.metrics import (
     BINS,
+    Ranking,
     accuracy,
     calibration_error,
     class_counts,
@@ -27,7 +28,6 @@ from patchgen.tasks.metrics import (
     mask_recovery,
     per_class_accuracy,
     probability_scores,
-    ranking,
     reliability,
     scores,
 )
@@ -123,23 +123,27 @@ def test_ranking_equals_scikit_learn(classes: int, seed: int) -> None:
         assert each["average_precision"][c] == pytest.approx(average_precision_score(label == c, probabilities[:, c]))
 
 
-def test_a_weight_counts_an_image_again() -> None:
-    label, probabilities = answers(3, 5)
-    weights = np.random.default_rng(1).integers(0, 4, len(label))
-    again = np.repeat(np.arange(len(label)), weights)
-    assert ranking(label, probabilities, weights) == pytest.approx(ranking(label[again], probabilities[again]))
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_weight_counts_an_image_again(classes: int) -> None:
+    label, probabilities = answers(classes, 5)
+    rng, rank = np.random.default_rng(1), Ranking(label, probabilities)
+    for most in (4, 2):
+        weights = rng.integers(0, most, len(label))
+        again = np.repeat(np.arange(len(label)), weights)
+        expected = class_ranking(label[again], probabilities[again])
+        for name, values in rank(weights).items():
+            assert values == pytest.approx(expected[name])
 
 
 def test_a_ranking_without_two_classes_is_undefined() -> None:
     _, probabilities = answers(3, 0)
-    assert ranking(np.ones(80, dtype=int), probabilities) == {"auroc": None, "average_precision": None}
+    found = probability_scores(np.ones(80, dtype=int), probabilities)
+    assert found["auroc"] is found["average_precision"] is None
     label, _ = answers(2, 0)
-    found = class_ranking(label, probabilities)  # class 2 has no image
-    assert found["auroc"][2] is None and found["average_precision"][2] is None and found["auroc"][0] is not None
-    assert ranking(label, probabilities)["auroc"] == pytest.approx(np.mean(found["auroc"][:2]))
-    nobody = np.zeros(80, dtype=int)
-    nobody[label == 1] = 1  # only class 1 is drawn
-    assert ranking(label, probabilities, nobody)["auroc"] is None
+    each = class_ranking(label, probabilities)  # class 2 has no image
+    assert each["auroc"][2] is None and each["average_precision"][2] is None and each["auroc"][0] is not None
+    assert probability_scores(label, probabilities)["auroc"] == pytest.approx(np.mean(each["auroc"][:2]))
+    assert Ranking(label, probabilities)(np.where(label == 1, 1, 0))["auroc"] == [None] * 3  # only class 1 is drawn
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from patchgen.commands import Maybe
+from patchgen.commands import Maybe, check_at_least
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
@@ -98,9 +98,7 @@ class EngineOptions:
 
     def check_engine(self) -> None:
         """Check the numbers before any work."""
-        from patchgen.sweep.launch import LauncherOptions
-
-        LauncherOptions(Path(), workers=self.workers, threads=self.threads)
+        check_at_least(self, workers=1, threads=1)
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: add --engine ray")
 

@@ -89,7 +89,7 @@ def examine(
     names = {"domains": table.domains, "classes": table.classes}  # show whether a folder above or below was meant
     lists = (f"{len(n)} {what} ({', '.join(n[:NAMES])}{', ...' * (len(n) > NAMES)})" for what, n in names.items())
     checks = [Check("layout", "pass", ", ".join((f"{len(table):,} images", *lists)))]
-    checks += [*_check_counts(table), *_check_classes(table), *_check_labels(table), *_check_groups(table)]
+    checks += [*_check_counts(table), *check_classes(table), *_check_labels(table), *_check_groups(table)]
     # a manifest lists its files itself
     if os.path.isdir(os.path.expanduser(data)) and (skipped := list_files(table.root).skipped):
         pictures = any(name.lower().endswith(OTHER_PICTURES) for name in skipped)
@@ -123,7 +123,8 @@ def _check_counts(table: Table) -> Iterator[Check]:
     yield finding("counts", problem, fix, f"{entry.name}, version {nearest} ({', '.join(off)} as registered)")
 
 
-def _check_classes(table: Table) -> Iterator[Check]:
+def check_classes(table: Table) -> Iterator[Check]:
+    """Classes that a domain lacks, and those with a handful of images there."""
     text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in table.missing().items())
     fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately."
     yield finding("missing classes", text, fix, "every domain has every class")

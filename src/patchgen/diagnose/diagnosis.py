@@ -19,6 +19,7 @@ from patchgen.common.text import json_text, number_text, plus_minus, printable
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.claims import claims
 from patchgen.diagnose.cost import compare_steps, of_module
+from patchgen.diagnose.faithfulness import THRESHOLD
 from patchgen.diagnose.measure import Options, Record, measure, rank_all, summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
@@ -28,7 +29,6 @@ from patchgen.runs.scores import score_record
 
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
-PART = 32  # images per forward pass
 VERDICTS = {"yes": "right", "no": "wrong"}  # colours of the page
 MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
          "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
@@ -106,7 +106,7 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
     for subject, rankings in zip(subjects, opened.rankings, strict=True):
         say(f"{subject.name}: {', '.join(rankings)}")
         records[subject.name] = list(measure(subject, opened.rows, rankings, options, share, tick))
-        features = np.concatenate([subject.features(part) for part in _parts(opened.around)])
+        features = subject.predictor.read(subject.store, opened.around)[1].float().numpy()
         points[subject.name], way = geometry.flat(features, options.projection, options.seed)
         plane = {"x": points[subject.name][:, 0], "y": points[subject.name][:, 1]}
         exported[subject.name] = {"path": path, "domain": domain, "label": label, "features": features, **plane}
@@ -177,14 +177,11 @@ def _answers(true: str, predicted: dict[str, str]) -> str:
 def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.ndarray, str]:
     """Share of patches that a run without a mask selects in each image (N,), and the rule in words."""
     masked = next((subject for subject in subjects if subject.model.has_mask), None)
-    if masked is None:
+    mask = masked.predictor.read(masked.store, rows)[2] if masked else None
+    if masked is None or mask is None:
         return np.full(len(rows), 0.5), "No run here has a mask: half of the patches are selected."
-    share = np.concatenate([masked.selected_share(part) for part in _parts(rows)])
+    share = (mask >= THRESHOLD).float().mean(1).numpy()
     return share, f"A run without a mask selects the share of patches that {masked.name} selects in the same image."
-
-
-def _parts(rows: np.ndarray) -> list[np.ndarray]:
-    return np.split(rows, range(PART, len(rows), PART))
 
 
 # The page

@@ -38,9 +38,8 @@ def estimate_num_classes(
         at_most: largest K; the smallest is the number of labelled classes.
         inits: runs of each k-means.
     """
-    known, new = check_features(labelled, "labelled"), check_features(unlabelled, "unlabelled")
-    if known.shape[1] != new.shape[1]:
-        raise ValueError(f"labelled has {known.shape[1]} features a point, unlabelled {new.shape[1]}: use one backbone")
+    new = check_features(unlabelled, "unlabelled")
+    known = check_features(labelled, "labelled", new.shape[1])
     points = torch.cat((known.to(new), new))
     at_least = len(contingency(labels, range(len(known))).classes)  # also checks the number of labels
     if not at_least <= at_most <= len(points):

@@ -56,31 +56,27 @@ class SemiSupervisedKMeans:
         self.num_clusters, self.inits, self.iterations = num_clusters, inits, iterations
         self.tolerance, self.seed = tolerance, seed
 
-    def fit(self, unlabelled: Any, labelled: Any = None, labels: Any = None, *, start: Any = None) -> Self:
+    def fit(self, unlabelled: Any, labelled: Any = None, labels: Any = None) -> Self:
         """Cluster the unlabelled points.
 
         Args:
             unlabelled: (N, D) tensor or array; float64 is computed in float64, all else in float32.
             labelled: (M, D), or None for plain k-means.
             labels: (M,) class ids of the labelled points, numbers or names.
-            start: (K - K_l, D) first centres of the other clusters: one run from these, nothing is drawn.
         """
         points = check_features(unlabelled, "unlabelled")
         self.labelled_classes, pinned = _pin(labelled, labels, points)
-        missing = self._count_missing(len(self.labelled_classes), len(points))
+        known = len(self.labelled_classes)
+        missing = self.num_clusters - known  # clusters that no labelled class has
+        if not 0 <= missing <= len(points):
+            raise ValueError(
+                f"num_clusters must be from {known}, the number of labelled classes, to {known + len(points)}, with "
+                f"another one for each unlabelled point, not {self.num_clusters}"
+            )
         shift = points.mean(0, dtype=torch.float64).to(points.dtype)
         x, origin = points - shift, shift.double()
         pinned = pinned._replace(means=pinned.means - origin)
-        if start is None:
-            drawn = [self._draw(x, pinned, missing, run) for run in range(self.inits if missing else 1)]
-        else:
-            first = check_features(start, "start")
-            if first.shape != (missing, x.shape[1]):
-                raise ValueError(
-                    f"start must hold the {missing} centres without a labelled class, shape ({missing}, {x.shape[1]}), "
-                    f"not {tuple(first.shape)}"
-                )
-            drawn = [first.to(x.device, torch.float64) - origin]
+        drawn = (self._draw(x, pinned, missing, run) for run in range(self.inits if missing else 1))
         runs = [self._descend(x, pinned, torch.cat((pinned.means, others))) for others in drawn]
         centres, self.inertia = min(runs, key=lambda run: run[1])  # ties: the first
         self.centres = (centres + origin).to(x.dtype)
@@ -99,25 +95,9 @@ class SemiSupervisedKMeans:
         """Points and centres, both shifted so that the centres are around 0."""
         if not hasattr(self, "centres"):
             raise ValueError("there are no clusters yet: call fit(...) first")
-        points = check_features(x, "x").to(self.centres)
-        _check_width(points, self.centres.shape[1], "x")
+        points = check_features(x, "x", self.centres.shape[1]).to(self.centres)
         origin = self.centres.mean(0)
         return points - origin, self.centres - origin
-
-    def _count_missing(self, num_labelled: int, num_points: int) -> int:
-        """Clusters that no labelled class has."""
-        missing = self.num_clusters - num_labelled
-        if missing < 0:
-            raise ValueError(
-                f"num_clusters must be at least the number of labelled classes: {self.num_clusters} < {num_labelled}; "
-                f"ask for {num_labelled} or more"
-            )
-        if num_points < missing:
-            raise ValueError(
-                f"{missing} clusters without a labelled class need as many unlabelled points, but there are "
-                f"{num_points}; ask for at most {num_labelled + num_points} clusters"
-            )
-        return missing
 
     def _draw(self, x: Tensor, pinned: _Pinned, missing: int, run: int) -> Tensor:
         """k-means++ for the missing centres (missing, D), with the running minimum of the distance to all centres."""
@@ -170,11 +150,19 @@ def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> t
     return distance.clamp_(min=0), member
 
 
-def check_features(x: Any, name: str) -> Tensor:
-    """Points (N, D) in float32 or float64, without gradient; anything else is an error that names them."""
+def check_features(x: Any, name: str, width: int | None = None) -> Tensor:
+    """Points (N, D) in float32 or float64, without gradient; anything else is an error that names them.
+
+    Args:
+        width: D of the other points.
+    """
     points = torch.as_tensor(x).detach()
     if points.ndim != 2 or not points.numel():
         raise ValueError(f"{name} must be points of shape (N, D) with N and D at least 1, not {tuple(points.shape)}")
+    if points.shape[1] != (width or points.shape[1]):
+        raise ValueError(
+            f"{name} has {points.shape[1]} features a point, the others {width}: use the same backbone for all"
+        )
     points = points if points.dtype == torch.float64 else points.float()
     wrong = (~points.isfinite().all(1)).nonzero().flatten()
     if len(wrong):
@@ -205,8 +193,7 @@ def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable]
     if labelled is None or not len(labelled):
         empty = torch.zeros(0, unlabelled.shape[1], dtype=torch.float64, device=unlabelled.device)
         return [], _Pinned(empty[:, 0], empty, 0.0)
-    x = check_features(labelled, "labelled").to(unlabelled)
-    _check_width(x, unlabelled.shape[1], "labelled")
+    x = check_features(labelled, "labelled", unlabelled.shape[1]).to(unlabelled)
     codes, classes = encode(labels, "labels")
     if len(codes) != len(x):
         raise ValueError(f"labels must have one id a labelled point, {len(x)}, not {len(codes)}")
@@ -249,8 +236,3 @@ def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters:
         sizes[cluster] += 1
         member[row] = cluster
     return member
-
-
-def _check_width(x: Tensor, width: int, name: str) -> None:
-    if x.shape[1] != width:
-        raise ValueError(f"{name} has {x.shape[1]} features a point, the others {width}: use the same backbone for all")

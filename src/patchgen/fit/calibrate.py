@@ -41,8 +41,8 @@ def calibrate(
     seed = predictor.config.seed
     train = spread(list(fold.train.values()), IMAGES, seed)
     held_out = spread(list(fold.validation.values()), IMAGES, seed)
-    _, features = predictor.read(store, train, tick, tokens)
-    logits, others = predictor.read(store, held_out, tick, tokens)
+    _, features, _ = predictor.read(store, train, tick, tokens)
+    logits, others, _ = predictor.read(store, held_out, tick, tokens)
     label = torch.from_numpy(fold.target[held_out])
     temperature = fit_temperature(logits, label)
     effect: dict[str, Any] = {"images": len(label), "accuracy": float((logits.argmax(1) == label).double().mean())}

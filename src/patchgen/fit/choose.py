@@ -26,6 +26,7 @@ import numpy as np
 from patchgen.fit import expect
 
 LEVEL = 0.05
+Hits = Mapping[str, Mapping[str, np.ndarray]]  # method -> site -> (n,) bool
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,26 @@ class Choice:
 
     chosen: str
     comparisons: list[Comparison]
-    accuracy: dict[str, list[float]]  # method -> accuracy at each site
-    counted: list[str]  # the method that each site counts with: selected on the other sites
+    accuracy: dict[str, dict[str, float]]  # method -> accuracy at each site
+    counted: dict[str, str]  # the method that each site counts with: selected on the other sites
     images: int
 
 
-def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None = None) -> Choice:
+def choose(right: Hits, groups: Mapping[str, np.ndarray] | None = None) -> Choice:
     """Select a method.
 
     Args:
-        right: Method, simplest first -> for each of K >= 2 sites (n,) bool, which of its images were right.
-        groups: For each site (n,), the patient of each image.
+        right: Method, simplest first -> each of K >= 2 sites -> (n,) bool, which of its images were right.
+        groups: Site -> (n,), the patient of each image.
     """
-    sites = range(len(next(iter(right.values()))))
+    sites = list(next(iter(right.values())))
     selected, comparisons = _select(right, groups, sites)
-    accuracy = {name: [float(site.mean()) for site in answers] for name, answers in right.items()}
-    counted = [_select(right, groups, [site for site in sites if site != out])[0] for out in sites]
-    return Choice(selected, comparisons, accuracy, counted, sum(map(len, right[selected])))
+    accuracy = {name: {site: float(hits.mean()) for site, hits in of_site.items()} for name, of_site in right.items()}
+    counted = {out: _select(right, groups, [site for site in sites if site != out])[0] for out in sites}
+    return Choice(selected, comparisons, accuracy, counted, sum(map(len, right[selected].values())))
 
 
-def _select(
-    right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None, sites: Sequence[int]
-) -> tuple[str, list[Comparison]]:
+def _select(right: Hits, groups: Mapping[str, np.ndarray] | None, sites: Sequence[str]) -> tuple[str, list[Comparison]]:
     """The method that the rule selects on some of the sites, and the comparisons."""
     first, *others = right
     selected, comparisons = first, list[Comparison]()

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 
 from patchgen.config import NO_DOMAIN, PRESETS, Config, Pool, Refine, RhoStart, Selection, SplitRule, Tune
 from patchgen.data.inputs import squares
@@ -26,7 +27,7 @@ from patchgen.data.table import read_table
 from patchgen.draw.overlay import Explanation
 from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
-from patchgen.fit.inputs import as_data, kind_of_labels
+from patchgen.fit.inputs import as_data
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import collect, rows_of_sites
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
@@ -185,10 +186,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         from patchgen.fit.procedure import fit
         from patchgen.runs.folder import RunFolder
 
-        configs = self._configs(as_data(data, y, domains, groups, self.runs, sample_weight), unseen)
+        path, kind = as_data(data, y, domains, groups, self.runs, sample_weight)
+        configs = self._configs(path, unseen)
         model = fit(configs, self.runs, expecting=self.expect, split_given=self.split is not None, quiet=self.quiet,
                     track=self.track, minutes=self.minutes, fixed=self._settings)  # fmt: skip
-        if kind := kind_of_labels(data, y):
+        if kind:
             model.about["labels"] = kind
         self._take(model)
         run = RunFolder.open(Path(self.runs) / model.about["run"])
@@ -206,8 +208,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self.folds_: list[dict[str, Any]] = about["folds"]
         self.calibration_: dict[str, Any] = about["calibration"]
         self.temperature_ = model.predictor.confidence.temperature
-        facts: dict[str, Any] = about["expected"] or {}
-        expected: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()}
+        expected = {n: tuple(v) if isinstance(v, list) else v for n, v in (about["expected"] or {}).items()}
         self.expected_accuracy_ = Expected(**expected) if expected else None
 
     @property
@@ -216,10 +217,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return self._fitted().predictor
 
     def _fitted(self) -> Model:
-        if not hasattr(self, "model_"):
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError("this PatchGenClassifier is not fitted yet; call fit, or load a model folder")
+        check_is_fitted(self, "model_", msg="this %(name)s is not fitted yet; call fit, or load a model folder")
         return self.model_
 
     # Using
@@ -245,9 +243,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, images: Any) -> np.ndarray:
         """Log-probabilities (N, C); with two classes (N,), that of the second minus that of the first."""
-        log = np.log(np.maximum(self.predict_proba(images), np.finfo(np.float32).tiny))
-        margin: np.ndarray = log[:, 1] - log[:, 0] if log.shape[1] == 2 else log
-        return margin
+        log: np.ndarray = np.log(np.maximum(self.predict_proba(images), np.finfo(np.float32).tiny))
+        return log[:, 1] - log[:, 0] if log.shape[1] == 2 else log
 
     def transform(self, images: Any) -> np.ndarray:
         """The features (N, D) that the classifier's head reads."""
@@ -255,7 +252,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, images: Any) -> np.ndarray:
         """The likeliest class of each image: (N,)."""
-        best = self.predict_proba(images).argmax(1)  # first: it says if nothing is fitted yet
+        best = self.predict_proba(images).argmax(1)  # raises if nothing is fitted yet
         return self.classes_[best]
 
     def unlike_training(self, images: Any) -> np.ndarray:

@@ -22,54 +22,49 @@ from patchgen.data.table import is_weight
 COLUMNS = {"domains": "domain", "y": "label", "groups": "group", "sample_weight": "sample_weight"}
 
 
-def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path, sample_weight: Any = None) -> str:
-    """A path for `Config.data`; images in memory are written to a folder below `home`."""
+def as_data(
+    data: Any, y: Any, domains: Any, groups: Any, home: str | Path, sample_weight: Any = None
+) -> tuple[str, str | None]:
+    """A path for `Config.data`, and the kind of the classes, which predictions then have too: `int`, `bool` or None.
+
+    Images in memory are written to a folder below `home`.
+    """
+    columns = {"domains": domains, "y": y, "groups": groups, "sample_weight": sample_weight}
     if isinstance(data, (str, os.PathLike)):
-        if any(values is not None for values in (y, domains, groups, sample_weight)):
+        if any(values is not None for values in columns.values()):
             raise ValueError("a folder or manifest names its classes, domains and groups itself, a manifest also a "
                              "sample_weight: leave y, domains, groups and sample_weight out, or give a list of image "
                              "paths")  # fmt: skip
-        return os.fspath(data)
+        return os.fspath(data), None
     if hasattr(data, "columns"):
-        if sample_weight is None and "sample_weight" in data.columns:
-            sample_weight = data["sample_weight"]
-        data, y, domains, groups = _from_frame(data, y, domains, groups)
+        data, columns = _from_frame(data, columns)
     images = as_images(data)
-    if y is None and is_dataset(data):
-        y = [_label(data[i], i) for i in range(len(data))]
-    if y is None:
-        raise ValueError("images need y=, the class of each one; domains=, their sites; and, if known, groups=")
-    columns = {"domains": ["images"] * len(images) if domains is None else _names(domains, "domains", len(images))}
-    columns["y"] = _names(y, "y", len(images))
-    if groups is not None:
-        columns["groups"] = _names(groups, "groups", len(images))
-    if sample_weight is not None:
-        columns["sample_weight"] = _weights(sample_weight, len(images))
-    return str(_write(images, columns, Path(home)))
+    if columns["y"] is None:
+        if not is_dataset(data):
+            raise ValueError("images need y=, the class of each one; domains=, their sites; and, if known, groups=")
+        columns["y"] = [_label(data[i], i) for i in range(len(data))]
+    if columns["domains"] is None:
+        columns["domains"] = ["images"] * len(images)
+    texts = {
+        name: (_weights if name == "sample_weight" else _names)(values, name, len(images))
+        for name, values in columns.items()
+        if values is not None
+    }
+    kind = {"i": "int", "u": "int", "b": "bool"}.get(np.asarray(columns["y"]).dtype.kind)
+    return str(_write(images, texts, Path(home))), kind
 
 
-def kind_of_labels(data: Any, y: Any) -> str | None:
-    """`int` or `bool` if the classes are such values, which predictions then are too."""
-    if hasattr(data, "columns") and y is None:
-        y = data["label"] if "label" in data.columns else None
-    elif y is None and is_dataset(data) and len(data):
-        item = data[0]
-        y = [item[1]] if isinstance(item, tuple | list) and len(item) > 1 else None
-    kind = "" if y is None else np.asarray(y).dtype.kind
-    return {"i": "int", "u": "int", "b": "bool"}.get(kind)
-
-
-def _from_frame(frame: Any, y: Any, domains: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
-    """The columns of a DataFrame: path, label, site (or domain) and group."""
-    if y is not None or domains is not None or groups is not None:
+def _from_frame(frame: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The paths of a DataFrame, and its columns label, site (or domain), group and sample_weight."""
+    if any(given[name] is not None for name in ("y", "domains", "groups")):
         raise ValueError("a DataFrame has its columns path, label, site and group: leave y, domains and groups out")
     missing = [name for name in ("path", "label") if name not in frame.columns]
     if missing:
         names = ", ".join(map(str, frame.columns))
         raise ValueError(f"a DataFrame needs the columns path and label, and has no {missing[0]} (it has {names})")
-    site = next((name for name in ("site", "domain") if name in frame.columns), None)
-    group = frame["group"].tolist() if "group" in frame.columns else None
-    return frame["path"].tolist(), frame["label"].tolist(), frame[site].tolist() if site else None, group
+    own = COLUMNS | ({"domains": "site"} if "site" in frame.columns else {})
+    columns = {name: frame[column].tolist() for name, column in own.items() if column in frame.columns}
+    return frame["path"].tolist(), given | columns | {name: v for name, v in given.items() if v is not None}
 
 
 def _label(item: Any, i: int) -> Any:
@@ -90,10 +85,10 @@ def _names(values: Any, name: str, count: int) -> list[str]:
     return names
 
 
-def _weights(values: Any, count: int) -> list[str]:
+def _weights(values: Any, name: str, count: int) -> list[str]:
     array = np.asarray(values)
     if array.shape != (count,) or not all(map(is_weight, array.tolist())):
-        raise ValueError(f"sample_weight must have one number of at least 0 for each of the {count} images")
+        raise ValueError(f"{name} must have one number of at least 0 for each of the {count} images")
     return [repr(float(value)) for value in array.tolist()]
 
 

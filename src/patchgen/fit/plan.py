@@ -19,7 +19,7 @@ from patchgen.common.progress import Progress
 from patchgen.config import PRESETS, Config
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.content import shared_store
-from patchgen.data.doctor import TINY_CLASS
+from patchgen.data.doctor import check_classes
 from patchgen.data.images import BILINEAR
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.table import Table, fingerprint, is_result
@@ -34,7 +34,6 @@ from patchgen.tasks import Fold
 
 T = TypeVar("T")
 LISTED = 50  # unreadable files that are named
-NAMED = 5  # classes with few images that are named
 FEWEST_STEPS = 60  # fewer train nothing useful: then the quick settings
 LOADING = 1.5  # seconds of a training besides building the model: checkpoints, the records, the first batch
 AUGMENTED = 1.1  # crops, flips and colours, relative to a step without them
@@ -99,22 +98,9 @@ class Plan:
                 self.say(f"data: {skipped_line(skipped)}")
             if results := [folder.name for folder in visible_folders(self.table.root) if is_result(folder)]:
                 self.say(f"data: ignored {', '.join(results)}: runs and models, not images of a site")
-        for warning in warnings_of(self.table):
-            self.say(f"data: {warning}")
-
-
-def warnings_of(table: Table) -> list[str]:
-    """What makes an estimate uncertain: sites with a handful of images of a class, classes missing at a site."""
-    counts = table.counts()
-    missing = [f"{site} lacks {', '.join(names)}" for site, names in table.missing().items()]
-    tiny = [f"{site}/{name} ({n})" for site, row in counts.items() for name, n in row.items() if 0 < n < TINY_CLASS]
-    warnings = []
-    if missing:
-        warnings.append(f"{'; '.join(missing)}: a class that only one site has cannot be learned without it")
-    if tiny:
-        few = ", ".join(tiny[:NAMED]) + (", ..." if len(tiny) > NAMED else "")
-        warnings.append(f"fewer than {TINY_CLASS} images: {few}; their scores will say little")
-    return warnings
+        for check in check_classes(self.table):
+            if check.status == "warn":
+                self.say(f"data: {check.name}: {check.detail}. {check.fix}")
 
 
 def label_of(config: Config) -> str:

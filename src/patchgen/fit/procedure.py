@@ -212,8 +212,8 @@ def _run(plan: Plan) -> Model:
     if final.test:
         folds = [_site_fold(run, final)]
     else:
-        labels = choice.counted if choice else [selected] * len(plan.sites)
-        folds = [scored[label][i] for i, label in enumerate(labels)]
+        counted = choice.counted if choice else dict.fromkeys(plan.sites, selected)
+        folds = [scored[counted[site]][i] for i, site in enumerate(plan.sites)]
     return finish(run, final, folds, plan.quiet, choice)
 
 
@@ -251,14 +251,15 @@ def _expected(folds: list[dict[str, Any]]) -> Expected:
 
 def _choose(plan: Plan, scored: dict[str, list[dict[str, Any]]]) -> Choice:
     """Compare the methods image by image, at the sites that were left out."""
-    sites, right = list(plan.sites.values()), {}
+    right: dict[str, dict[str, np.ndarray]] = {label: {} for label in scored}
     for label, folds in scored.items():
-        checkpoint = reported(plan.candidates[label])
-        runs = [RunFolder.open(plan.runs / fold["run"]) for fold in folds]
-        predictions = [predictions_at(run, fold, checkpoint) for run, fold in zip(runs, sites, strict=True)]
-        right[label] = [saved.probabilities.argmax(1) == saved.label for saved in predictions]
-    group = plan.table.group
-    choice = choose(right, [np.array(group)[rows_of(fold)] for fold in sites] if group else None)
+        for fold in folds:
+            run = RunFolder.open(plan.runs / fold["run"])
+            saved = predictions_at(run, plan.sites[fold["site"]], reported(run.config))
+            right[label][fold["site"]] = saved.probabilities.argmax(1) == saved.label
+    group = np.array(plan.table.group)
+    groups = {site: group[rows_of(fold)] for site, fold in plan.sites.items()} if plan.table.group else None
+    choice = choose(right, groups)
     for comparison in choice.comparisons:
         plan.say(comparison_sentence(asdict(comparison), choice.images))
     return choice
@@ -291,19 +292,13 @@ def finish(
         "data": data_facts(fold),
         "expected": asdict(_expected(folds)) if folds else None,
         "folds": folds,
-        "choice": choice_facts(choice, list(fold.table.domains)) if choice else None,
+        "choice": asdict(choice) if choice else None,
         "calibration": calibration,
         "backbone": backbone_facts(predictor, header["backbone"]),
         "run": run.path.name,
         "checkpoint": checkpoint,
     }
     return Model(predictor, about)
-
-
-def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
-    """The facts about the comparison of methods for the card."""
-    by_site = {name: dict(zip(sites, values, strict=True)) for name, values in choice.accuracy.items()}
-    return {**asdict(choice), "accuracy": by_site, "counted": dict(zip(sites, choice.counted, strict=True))}
 
 
 def data_facts(fold: Fold) -> dict[str, Any]:

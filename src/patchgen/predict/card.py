@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from patchgen.draw.overlay import NOTICE
 from patchgen.methods import method_class
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 MARKUP = {ord(sign): f"&#{ord(sign)};" for sign in "<>&`|[]*"}
 LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "CC-BY-NC-4.0": "cc-by-nc-4.0"}  # names that hubs know
@@ -21,6 +17,8 @@ SAME = 1e-3  # threshold of the flag, in standard deviations: that of real image
 
 def card(facts: dict[str, Any]) -> str:
     """The text of README.md: a header that hubs read, then the card, in which names from data are never markup."""
+    from jinja2 import Environment, StrictUndefined
+
     threshold, licence = facts["unlike_threshold"], facts["backbone"]["licence"]
     header = {
         "library_name": "patchgen",
@@ -29,7 +27,10 @@ def card(facts: dict[str, Any]) -> str:
         "license": LICENCES.get(licence, "other"),
         **({} if licence in LICENCES else {"license_name": str(licence)}),
     }
-    return _template().render(
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = "`{}`".format
+    text = files("patchgen.predict").joinpath("card.md").read_text(encoding="utf-8") + "\n"
+    return environment.from_string(text).render(
         {"choice": None, "stain": None, **_escaped(facts)},
         header=yaml.safe_dump(header, sort_keys=False),
         identical=threshold is not None and threshold < SAME,
@@ -38,15 +39,6 @@ def card(facts: dict[str, Any]) -> str:
         sentence=comparison_sentence,
         listed=_listed,
     )
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["code"] = "`{}`".format
-    return environment.from_string(files("patchgen.predict").joinpath("card.md").read_text(encoding="utf-8") + "\n")
 
 
 def _escaped(value: Any) -> Any:

@@ -174,12 +174,6 @@ def group_features(
     if not images:
         first = "".join(f"; the first, {image.path}: {image.reason}" for image in features.unreadable[:1])
         raise ValueError(f"none of the {len(features.unreadable)} images could be read{first}")
-    for name, value in (("new_classes", new_classes), ("at_most", at_most)):
-        if value is not None and not 1 <= value <= images:
-            raise ValueError(
-                f"{name} must be between 1 and the number of readable images, {images}, not {value}; by default it is "
-                "estimated from the images"
-            )
     estimate = None
     if new_classes is None:
         most = known + (at_most or min(images, max(LOOK_AT_LEAST, known)))

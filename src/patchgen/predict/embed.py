@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from patchgen.common.files import expanded, replacing
-from patchgen.common.reading import BATCH, batches
+from patchgen.common.reading import BATCH
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
@@ -23,7 +23,6 @@ from patchgen.model.backbone import load_backbone
 from patchgen.predict.predictor import NOT_FINITE, Checkpoint, Predictor, Unreadable, finite_rows, load_predictor
 from patchgen.runs.folder import is_model_folder
 
-Vector = Literal["features", "cls", "mean"]
 FORMATS = (".parquet", ".npz")
 
 
@@ -68,19 +67,17 @@ def embed(
     tick: Callable[[int], None] | None = None,
 ) -> Embedded:  # fmt: skip
     """Vectors of images; those that cannot be read, and those with vectors that are not finite, are named instead."""
-    rows, failed, parts = list[int](), list[Unreadable](), {name: list[np.ndarray]() for name in what}
-    for part, decoded in batches(range(len(paths)), lambda row: predictor.decode(paths[row]), batch, tick, each=True):
-        failed += [image for image in decoded if isinstance(image, Unreadable)]
-        readable = np.array([row for row, image in zip(part, decoded, strict=True) if isinstance(image, np.ndarray)])
-        if not len(readable):
-            continue
-        vectors = vectors_of(predictor, [image for image in decoded if isinstance(image, np.ndarray)], what)
-        finite = finite_rows(*vectors.values())
-        failed += [Unreadable(paths[row], NOT_FINITE) for row in readable[~finite]]
-        rows += readable[finite].tolist()
-        for name in what:
-            parts[name].append(vectors[name][finite])
-    return Embedded(rows, {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}, failed)
+
+    def vectors(images: list[np.ndarray], paths: list[Path]) -> list[list[np.ndarray] | Unreadable]:
+        columns = vectors_of(predictor, images, what).values()
+        rows = zip(paths, finite_rows(*columns), *columns, strict=True)
+        return [vectors if finite else Unreadable(path, NOT_FINITE) for path, finite, *vectors in rows]
+
+    answers = list(predictor.each(paths, vectors, batch, tick))
+    embedded = {row: answer for row, answer in enumerate(answers) if not isinstance(answer, Unreadable)}
+    columns = zip(what, zip(*embedded.values(), strict=True), strict=True) if embedded else ()
+    failed = [answer for answer in answers if isinstance(answer, Unreadable)]
+    return Embedded(list(embedded), {name: np.stack(column) for name, column in columns}, failed)
 
 
 @torch.inference_mode()

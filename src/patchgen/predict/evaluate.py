@@ -17,7 +17,7 @@ import numpy as np
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
-from patchgen.tasks.metrics import RANKED, class_counts, class_ranking, mean, probability_scores, reliability, scores
+from patchgen.tasks.metrics import Ranking, class_counts, class_ranking, mean, probability_scores, reliability, scores
 from patchgen.train.evaluate import patient_scores
 
 LEVEL, SEED = 0.95, 20  # of the intervals
@@ -39,7 +39,6 @@ METRICS = {
 
 Tick = Callable[[int], None]
 Values = Mapping[str, float | None]  # None: undefined
-ByClass = dict[str, list[float | None]]
 
 
 def evaluate(
@@ -64,8 +63,8 @@ def evaluate(
     count = int(unit.max()) + 1
     per_class, sites = _per_class(known), _sites(known, resamples, trained_on)
     spans = _intervals(known, unit, positive, resamples, tick)
-    present = np.unique(known.label)
-    alone = f"all scored images are of class {known.classes[present[0]]!r}; it needs images of two classes"
+    alone = f"all scored images are of class {known.classes[known.label[0]]!r}; it needs images of two classes"
+    headline = metrics(known)
     named = [*METRICS, *(["patient_accuracy"] if known.table.group else [])]
     binary = positive and {**per_class[positive], "prevalence": per_class[positive]["images"] / len(known.rows)}
     results: dict[str, Any] = {
@@ -77,8 +76,8 @@ def evaluate(
             "unreadable": len(answers.unreadable),
         },
         "classes": list(known.classes),
-        "metrics": metrics(known),
-        "undefined": dict.fromkeys(RANKED, alone) if len(present) == 1 else {},
+        "metrics": headline,
+        "undefined": {name: alone for name, value in headline.items() if value is None},
         "intervals": {name: spans[name] for name in named if name in spans},
         "binary_intervals": {n.removeprefix(POSITIVE): span for n, span in spans.items() if n.startswith(POSITIVE)},
         "bootstrap": {
@@ -276,35 +275,6 @@ def bootstrap(
         ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         spans[name] = None if 2 * len(defined) < len(drawn) else np.quantile(defined, ends).tolist()
     return spans
-
-
-class Ranking:
-    """As `class_ranking` for one set of labels (N,) and probabilities (N, C), under any weights.
-
-    scikit-learn sorts at every call; here images are sorted once by the falling probability of each class.
-    """
-
-    def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
-        self.classes = []
-        for c, probability in enumerate(probabilities.T):
-            order = np.argsort(-probability, kind="stable")
-            last = np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))  # of each threshold
-            self.classes.append((order, label[order] == c, last))
-
-    def __call__(self, weights: np.ndarray) -> ByClass:
-        """AUROC and average precision of each class, each image counting `weights` (N,) times."""
-        pairs = [_areas(weights[order], is_class, last) for order, is_class, last in self.classes]
-        return {name: list(values) for name, values in zip(RANKED, zip(*pairs, strict=True), strict=True)}
-
-
-def _areas(weights: np.ndarray, is_class: np.ndarray, last: np.ndarray) -> tuple[float | None, float | None]:
-    seen, hits = np.cumsum(weights)[last], np.cumsum(weights * is_class)[last]
-    others = seen - hits
-    if not hits[-1] or not others[-1]:
-        return None, None
-    gained, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
-    area = np.diff(others, prepend=0) @ (hits + before) / 2  # trapezoids under the ROC curve
-    return float(area / hits[-1] / others[-1]), float(gained @ (hits / np.maximum(seen, 1)) / hits[-1])
 
 
 # What a reader must know

@@ -80,10 +80,14 @@ class Logits(nn.Module):
         return self.model(pixels).logits / self.temperature
 
 
+def missing_packages(*more: str) -> list[str]:
+    """The packages of the extra `export`, and `more`, that are not installed."""
+    return sorted(name for name in {*NEEDED, *more} if find_spec(name) is None)
+
+
 def require_extra() -> None:
     """ValueError if the packages of the extra `export` are missing."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 

@@ -72,17 +72,6 @@ class Subject:
     def probabilities(self, pixels: Tensor) -> Tensor:
         return self.model(self.normalised(pixels)).logits.float().softmax(1)
 
-    @torch.no_grad()
-    def features(self, rows: np.ndarray) -> np.ndarray:
-        """(B,D): the input of the head."""
-        return self.model(self.normalised(self.pixels(rows))).features.float().cpu().numpy()
-
-    @torch.no_grad()
-    def selected_share(self, rows: np.ndarray) -> np.ndarray:
-        """(B,): share of patches with a mask of at least 0.5."""
-        mask = self.model(self.normalised(self.pixels(rows))).selection()
-        return (mask >= 0.5).float().mean(1).cpu().numpy()
-
 
 def open_subjects(
     runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected", **device: Any
@@ -192,7 +181,7 @@ def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint, **device:
         return saved
     predictor = load_run(run.path, checkpoint, **device)
     with Progress(f"predicting {fold.unseen}", len(rows)) as bar:
-        logits, _ = predictor.read(predictor.store(fold.table.files), rows, bar.tick)
+        logits, *_ = predictor.read(predictor.store(fold.table.files), rows, bar.tick)
     predictions = Predictions(rows, fold.truth[rows], logits.softmax(1).float().numpy())
     with suppress(OSError):  # a folder that is not ours to write to
         save_predictions(run.path, checkpoint, predictions, fold.classes)

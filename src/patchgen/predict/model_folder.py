@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.common.files import expanded, refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
-from patchgen.common.text import did_you_mean, json_text
+from patchgen.common.text import did_you_mean, first_line, json_text
 from patchgen.common.untrusted import filled, number, parse_tensors, read_json, shortly
 from patchgen.config import Config, known_settings
 from patchgen.data.stain import read_macenko
@@ -33,7 +33,7 @@ from patchgen.model.convert import Loaded, build
 from patchgen.model.preprocessing import recorded_pixels
 from patchgen.predict.predictor import Confidence, Familiar, Predictor, read_tile_scale, without_requests_of
 from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
-from patchgen.runs.tensors import under
+from patchgen.runs.tensors import under, write_tensors
 
 VERSION = 1
 WEIGHTS, CARD = "model.safetensors", "README.md"
@@ -76,9 +76,6 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
     Args:
         with_backbone: If False, the folder is small, and loading it needs the same backbone from its source.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     from patchgen.predict.card import card
 
     target = Path(path)
@@ -87,10 +84,7 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _tensors(model.predictor, with_backbone).items()}
     with replacing_folder(target) as temporary:
         weights = temporary / WEIGHTS
-        try:
-            save_file(tensors, weights, {"format": "pt"})
-        except SafetensorError as error:  # raised on a full disk
-            raise OSError(f"{weights} cannot be written ({error}); free some space and try again") from error
+        write_tensors(weights, tensors, {"format": "pt"})
         weights.chmod(0o644)  # save_file makes it private, but models are meant to be shared
         facts = _facts(model, with_backbone, hashlib.sha256(weights.read_bytes()).hexdigest())
         (temporary / MODEL_CONFIG).write_text(json_text(facts) + "\n", encoding="utf-8")
@@ -347,10 +341,9 @@ def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
     except (OSError, HTTPError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"there is no folder {source}, and the hub gave no model of that name ({reason}); check the spelling, log "
-            "in if it is private, or give a local folder"
+            f"there is no folder {source}, and the hub gave no model of that name ({first_line(error)}); check the "
+            "spelling, log in if it is private, or give a local folder"
         ) from error
 
 
@@ -365,6 +358,7 @@ def push_model(folder: Path, repo: str, *, private: bool = False) -> str:
         done = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES),
                                  commit_message=f"patchgen {__version__}")  # fmt: skip
     except (OSError, HTTPError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"the hub did not take {repo!r} ({reason}); log in with `hf auth login` first") from error
+        raise ValueError(
+            f"the hub did not take {repo!r} ({first_line(error)}); log in with `hf auth login` first"
+        ) from error
     return str(done)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from patchgen.runs.tensors import load_tensors
 if TYPE_CHECKING:
     from patchgen.predict.runtime import Runtime, RuntimeName
 
+T = TypeVar("T")
 Checkpoint = Literal["selected", "swad"]
 NOT_FINITE = "the model's output for it is not finite: a setting or weight of the model is damaged; get the model again"
 Map = Literal["auto", "mask", "grad-cam", "rollout"]
@@ -232,17 +233,23 @@ class Predictor:
         self, paths: Iterable[str | Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
         """Predictions in the order of `paths`, which may be endless; `tick` is called with each batch's image count."""
+        return self.each(paths, self.answer, batch, tick)
+
+    def each(
+        self, paths: Iterable[str | Path], answer: Callable[[list[np.ndarray], list[Path]], Iterable[T]],
+        batch: int = BATCH, tick: Callable[[int], None] | None = None,
+    ) -> Iterator[T | Unreadable]:  # fmt: skip
+        """As `predict`, with what `answer` makes of the readable images (S, S, 3) of a batch and their paths."""
         if isinstance(paths, (str, Path)):
             raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
-        parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
-        return (prediction for part, images in parts for prediction in self._predicted(part, images))
 
-    def _predicted(
-        self, paths: Sequence[Path], images: Sequence[np.ndarray | Unreadable]
-    ) -> list[Prediction | Unreadable]:
-        readable = [i for i, image in enumerate(images) if isinstance(image, np.ndarray)]
-        answers = iter(self.answer([images[i] for i in readable], [paths[i] for i in readable]))  # type: ignore[misc]
-        return [image if isinstance(image, Unreadable) else next(answers) for image in images]
+        def in_order(paths: list[Path], images: list[np.ndarray | Unreadable]) -> list[T | Unreadable]:
+            readable = {i: image for i, image in enumerate(images) if isinstance(image, np.ndarray)}
+            answers = iter(answer(list(readable.values()), [paths[i] for i in readable]) if readable else ())
+            return [image if isinstance(image, Unreadable) else next(answers) for image in images]
+
+        parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
+        return (one for part, images in parts for one in in_order(part, images))
 
     def decode(self, path: Path) -> np.ndarray | Unreadable:
         """(S, S, 3) uint8, or why not."""
@@ -287,9 +294,9 @@ class Predictor:
     def read(
         self, store: ImageStore, rows: np.ndarray, tick: Callable[[int], None] | None = None,
         tokens: np.ndarray | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Logits (N, C) and features (N, D) of rows of a store, or of their stored tokens, in double precision."""
-        backbone, logits, features = self.model.backbone, [], []
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """Logits (N, C), features (N, D) and masks (N, P) of rows of a store, or of their stored tokens, in float64."""
+        backbone, outputs = self.model.backbone, []
 
         def inputs(part: np.ndarray) -> Tensor:
             if tokens is not None:
@@ -297,10 +304,9 @@ class Predictor:
             return normalize(store.load(part).to(self.device).float() / 255, backbone.mean, backbone.std)
 
         for _, part in batches(rows, inputs, tick=tick):
-            out = self.model(part)
-            logits.append(out.logits.double().cpu())
-            features.append(out.features.double().cpu())
-        return torch.cat(logits), torch.cat(features)
+            outputs.append([None if each is None else each.double().cpu() for each in self.model(part)[:3]])
+        logits, features, masks = zip(*outputs, strict=True)
+        return torch.cat(logits), torch.cat(features), torch.cat(masks) if self.model.has_mask else None
 
     def computed(self, images: Sequence[np.ndarray]) -> Outputs:
         """The same of the runtime."""
@@ -310,8 +316,6 @@ class Predictor:
         self, images: Sequence[np.ndarray], paths: Sequence[Path] | None = None
     ) -> list[Prediction | Unreadable]:
         """Images (S, S, 3) uint8, S the model's image size; `Unreadable` where the output is not finite."""
-        if not len(images):
-            return []
         out, familiar = self.computed(images), self.confidence.familiar
         nothing = [None] * len(images)
         masks = nothing if out.masks is None else out.masks

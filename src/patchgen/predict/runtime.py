@@ -28,9 +28,9 @@ from patchgen.common.files import cache_dir, replacing, write_text
 from patchgen.common.plugins import used_by
 from patchgen.common.untrusted import read_json
 from patchgen.model.tuning import merged
-from patchgen.predict.export import NEEDED, Exported, drawn_images, write_graph
+from patchgen.predict.export import Exported, drawn_images, missing_packages, write_graph
 from patchgen.predict.predictor import Outputs, Predictor
-from patchgen.predict.sessions import PACKAGES, installed, open_session, seconds_of
+from patchgen.predict.sessions import PACKAGES, open_session, seconds_of
 
 RuntimeName = Literal["auto", "torch", "onnx", "openvino"]
 EXTRAS = {"onnx": "export", "openvino": "openvino"}
@@ -70,7 +70,7 @@ def open_runtime(
 
 
 def _fastest(predictor: Predictor, say: Callable[[str], None], few: bool) -> Runtime | None:
-    names = [name for name in PACKAGES if installed(name) and not _missing(name)]
+    names = [name for name, package in PACKAGES.items() if not missing_packages(package)]
     if not names or (few and not _file(predictor).is_file()):
         return None
     checks: dict[str, dict[str, float]] = {}
@@ -86,21 +86,15 @@ def _fastest(predictor: Predictor, say: Callable[[str], None], few: bool) -> Run
     return None
 
 
-def _missing(runtime: str) -> list[str]:
-    from importlib.util import find_spec
-
-    return sorted(name for name in {PACKAGES[runtime], *NEEDED} if find_spec(name) is None)
-
-
 def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> dict[str, float]:
     """Differences from torch and speed beside it; an earlier check counts if machine and versions are the same."""
-    if missing := _missing(runtime):
+    if missing := missing_packages(PACKAGES[runtime]):
         raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
     file, half, threads = _file(predictor), _half(predictor, runtime), torch.get_num_threads()
     if not file.is_file():
         say(f"converting the model for {runtime}; the result is cached")
         _convert(predictor, file)
-    about = f"{runtime} {installed(runtime)} {threads} {_processor()} {half}"
+    about = f"{runtime} {version(PACKAGES[runtime])} {threads} {_processor()} {half}"
     record = file.with_name(f"{runtime}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json")
     with suppress(OSError, ValueError):
         gap = read_json(record)
@@ -115,7 +109,7 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
 
 
 def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Runtime:
-    name = f"{runtime} {installed(runtime)}" + " bf16" * _half(predictor, runtime)
+    name = f"{runtime} {version(PACKAGES[runtime])}" + " bf16" * _half(predictor, runtime)
     say(f"runtime {name}: {gap['speed']:.1f} times as fast as torch, {_text(gap)}")
     session = open_session(runtime, _file(predictor), torch.get_num_threads(), _half(predictor, runtime))
 

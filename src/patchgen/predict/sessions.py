@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import timeit
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ import numpy as np
 Answer = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
 REPEATS = 3
-
-
-def installed(runtime: str) -> str | None:
-    """The version of the runtime's package, None if it is missing."""
-    try:
-        return version(PACKAGES[runtime])
-    except PackageNotFoundError:
-        return None
 
 
 def open_session(runtime: str, file: Path, threads: int, half: bool) -> Answer:

@@ -9,13 +9,12 @@ A score that is undefined is None, never NaN: the AUROC of a class needs images 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 BINS = 15  # of the expected calibration error
-RANKED = ("auroc", "average_precision")  # scores that depend only on the order of probabilities
 
 
 # Confusion matrices
@@ -70,33 +69,51 @@ def mean(values: Sequence[float | None]) -> float | None:
 # Probabilities
 
 
-def class_ranking(
-    label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
-) -> dict[str, list[float | None]]:
-    """AUROC and average precision of each class against the rest; None where undefined.
+class Ranking:
+    """Labels (N,) and probabilities (N, C), sorted once: `class_ranking` under any weights of the images.
 
-    Args:
-        label: (N,) true class.
-        probabilities: (N, C).
-        weights: (N,) weight of each image.
+    The numbers are scikit-learn's, which sorts at every call.
     """
-    from sklearn.metrics import average_precision_score, roc_auc_score
 
-    found: dict[str, list[float | None]] = {name: [None] * probabilities.shape[1] for name in RANKED}
-    present = np.unique(label if weights is None else label[weights > 0])
-    for c in present if len(present) > 1 else ():
-        own, said = label == c, probabilities[:, c]
-        found["average_precision"][c] = float(average_precision_score(own, said, sample_weight=weights))
-        if probabilities.shape[1] == 2 and c == 1:  # the same as for the other class
-            found["auroc"][1] = found["auroc"][0]
-        else:
-            found["auroc"][c] = float(roc_auc_score(own, said, sample_weight=weights))
-    return found
+    def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
+        self.classes = [_falling(label == c, probability) for c, probability in enumerate(probabilities.T)]
+
+    def __call__(self, weights: np.ndarray) -> dict[str, list[float | None]]:
+        """Each image counts `weights` (N,) times."""
+        return _by_name(_areas(weights, *each) for each in self.classes)
 
 
-def ranking(label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
-    """Macro AUROC and average precision: the means of `class_ranking` over the classes for which it is defined."""
-    return {name: mean(values) for name, values in class_ranking(label, probabilities, weights).items()}
+def class_ranking(label: np.ndarray, probabilities: np.ndarray) -> dict[str, list[float | None]]:
+    """AUROC and average precision of each class against the rest, of labels (N,) and probabilities (N, C)."""
+    once = np.ones(len(label))
+    return _by_name(_areas(once, *_falling(label == c, each)) for c, each in enumerate(probabilities.T))
+
+
+def _by_name(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, list[float | None]]:
+    auroc, average_precision = map(list, zip(*pairs, strict=True))
+    if len(auroc) == 2:
+        auroc[1] = auroc[0]  # the same, up to the rounding of the probabilities
+    return {"auroc": auroc, "average_precision": average_precision}
+
+
+def _falling(is_class: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The order (N,) of falling probability, `is_class` in it, and the last position of each distinct probability."""
+    order = np.argsort(-probability, kind="stable")
+    return order, is_class[order], np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))
+
+
+def _areas(
+    weights: np.ndarray, order: np.ndarray, is_class: np.ndarray, last: np.ndarray
+) -> tuple[float | None, float | None]:
+    """AUROC and average precision of one class, None where undefined."""
+    weights = weights[order]
+    seen, hits = np.cumsum(weights)[last], np.cumsum(weights * is_class)[last]
+    others = seen - hits
+    if not hits[-1] or not others[-1]:
+        return None, None
+    gained, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
+    area = np.diff(others, prepend=0) @ (hits + before) / 2  # trapezoids under the ROC curve
+    return float(area / hits[-1] / others[-1]), float(gained @ (hits / np.maximum(seen, 1)) / hits[-1])
 
 
 class Bin(NamedTuple):
@@ -131,7 +148,8 @@ def calibration_error(probabilities: np.ndarray, label: np.ndarray, bins: int = 
 
 def probability_scores(label: np.ndarray, probabilities: np.ndarray) -> dict[str, float | None]:
     """Macro AUROC and average precision, and the calibration error, of labels (N,) and probabilities (N, C)."""
-    return {**ranking(label, probabilities), "calibration_error": calibration_error(probabilities, label)}
+    ranks = {name: mean(values) for name, values in class_ranking(label, probabilities).items()}
+    return {**ranks, "calibration_error": calibration_error(probabilities, label)}
 
 
 # Masks
