@@ -133,11 +133,9 @@ class SemiSupervisedKMeans:
 
 
 def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Squared distance (N,) to the nearest of the centres (K, D), and which one it is (N,); ties go to the first.
+    """Squared distance (N,) of points (N, D) to the nearest centre (K, D), and which one it is (N,); the first of ties.
 
-    Args:
-        points: (N, D), near the origin: the products lose as many digits as |x|^2 is larger than the distances.
-        squares: |x|^2 (N,), if already known.
+    Near the origin: the products lose as many digits as |x|^2, `squares` (N,), is larger than the distances.
     """
     distance = points.new_empty(len(points))
     member = torch.empty(len(points), dtype=torch.int64, device=points.device)
@@ -151,11 +149,7 @@ def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> t
 
 
 def check_features(x: Any, name: str, width: int | None = None) -> Tensor:
-    """Points (N, D) in float32 or float64, without gradient; anything else is an error that names them.
-
-    Args:
-        width: D of the other points.
-    """
+    """Points (N, D) in float32 or float64, without gradient; anything else, or another `width` D, is an error."""
     points = torch.as_tensor(x).detach()
     if points.ndim != 2 or not points.numel():
         raise ValueError(f"{name} must be points of shape (N, D) with N and D at least 1, not {tuple(points.shape)}")

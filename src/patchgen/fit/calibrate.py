@@ -33,11 +33,7 @@ def calibrate(
     predictor: Predictor, fold: Fold, store: ImageStore, tick: Callable[[int], None] | None = None,
     tokens: np.ndarray | None = None,
 ) -> tuple[Confidence, dict[str, Any]]:  # fmt: skip
-    """Fit temperature and familiarity of a trained model on its fold's source images, or on their stored tokens.
-
-    Returns:
-        Both, and the effect of the temperature on the images that it was fitted on.
-    """
+    """Temperature and familiarity, fitted on a fold's source images or their stored tokens, and their effect there."""
     seed = predictor.config.seed
     train = spread(list(fold.train.values()), IMAGES, seed)
     held_out = spread(list(fold.validation.values()), IMAGES, seed)

@@ -26,7 +26,7 @@ import numpy as np
 from patchgen.fit import expect
 
 LEVEL = 0.05
-Hits = Mapping[str, Mapping[str, np.ndarray]]  # method -> site -> (n,) bool
+Hits = Mapping[str, Mapping[str, np.ndarray]]  # method, simplest first -> site -> (n,) bool: which images are right
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,7 @@ class Choice:
 
 
 def choose(right: Hits, groups: Mapping[str, np.ndarray] | None = None) -> Choice:
-    """Select a method.
-
-    Args:
-        right: Method, simplest first -> each of K >= 2 sites -> (n,) bool, which of its images were right.
-        groups: Site -> (n,), the patient of each image.
-    """
+    """Select a method by the images of K >= 2 sites that it classifies right; `groups`: site -> (n,) their patients."""
     sites = list(next(iter(right.values())))
     selected, comparisons = _select(right, groups, sites)
     accuracy = {name: {site: float(hits.mean()) for site, hits in of_site.items()} for name, of_site in right.items()}

@@ -54,21 +54,15 @@ def fit(
     fixed: Iterable[str] = (),
     stop_at_quick: Callable[[str], bool] = lambda offer: False,
 ) -> Model:
-    """Train a deployable model.
+    """Train a deployable model; ValueError for settings or data that cannot be used, before the first training.
 
     Args:
         configs: Settings of one method, or of several, simplest first: the better one at left-out sites is
             selected. With `unseen` "none" the model is trained on all sites, after each was left out once
             (`expecting`); with a site's name it is trained without that site and scored on it.
-        runs: Parent of the run folders.
         split_given: False if the user did not set `config.split`: it then depends on the groups of a manifest.
-        track: Log every training to `tensorboard` (or True), `wandb` or `mlflow`.
-        minutes: Choose methods, steps and image size such that the fit ends in this time.
-        fixed: Names of settings that `minutes` must not change.
+        minutes: Choose methods, steps and image size such that the fit ends in this time, but nothing in `fixed`.
         stop_at_quick: Called with a sentence when a long fit has its quick model; True returns that one.
-
-    Raises:
-        ValueError: invalid settings or data, detected before the first training if possible.
     """
     if track:
         make_tracker(track)  # raises now if the extra is missing

@@ -165,10 +165,8 @@ def group_features(
 ) -> Groups:  # fmt: skip
     """Semi-supervised k-means with the known classes pinned by unit vectors (M, D) and labels (M,).
 
-    Args:
-        new_classes: clusters in addition to the known classes; estimated by default.
-        at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
-            at least LOOK_AT_LEAST and at most the number of images.
+    The number of `new_classes` is estimated by default, up to `at_most`: by default as many as are known, at least
+    LOOK_AT_LEAST.
     """
     known, images = len(set(known_labels)), len(features.predictions)
     if not images:

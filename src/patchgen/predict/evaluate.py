@@ -255,10 +255,7 @@ def bootstrap(
 ) -> dict[str, list[float] | None]:
     """Intervals of the values of `statistic`: None if undefined in more than half of the resamples, {} with one unit.
 
-    Args:
-        statistic: Called with the number of times that each image (N,) counts in a resample.
-        unit: (N,) the patient of each image, as 0 .. K-1.
-        tick: Called with 1 after each resample.
+    `statistic` gets the number of times that each image (N,) counts in a resample; `unit` (N,) is its patient.
     """
     count = int(unit.max()) + 1
     if count < 2:

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from patchgen import __version__
 from patchgen.common.files import replacing, replacing_folder
-from patchgen.common.text import json_text
+from patchgen.common.text import first_line, json_text
 from patchgen.data.augment import normalize
 from patchgen.draw.overlay import NOTICE
 from patchgen.model.classifier import Classifier
@@ -128,8 +128,9 @@ def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Pa
                 verbose=False,
             )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"method {predictor.config.method!r} cannot be exported to ONNX: {reason}") from error
+            raise ValueError(
+                f"method {predictor.config.method!r} cannot be exported to ONNX: {first_line(error)}"
+            ) from error
         finally:
             predictor.model.to(predictor.device)
 
@@ -187,8 +188,9 @@ def export_wsinfer(
             with torch.inference_mode():
                 torch.jit.trace(whole, _example(predictor), check_trace=False).save(file)
         except (RuntimeError, torch.jit.TracingCheckError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"method {predictor.config.method!r} cannot become TorchScript: {reason}") from error
+            raise ValueError(
+                f"method {predictor.config.method!r} cannot become TorchScript: {first_line(error)}"
+            ) from error
         finally:
             predictor.model.to(predictor.device)
         text = json_text(_wsinfer_config(predictor, spacing, patch))

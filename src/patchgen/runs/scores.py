@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
             "tau", "lambda_conf", "refine", "rho_start", "spread", "swad", "swad_ratio", "swad_compat")  # fmt: skip
-METRICS = {  # beside accuracy, in records since scikit-learn computes them: name -> heading
+METRICS = {  # beside accuracy, in all but the oldest records: name -> heading
     "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auroc": "AUROC",
     "average_precision": "average precision", "calibration_error": "calibration error",
 }  # fmt: skip

@@ -19,17 +19,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     """Write one safetensors file atomically, with its facts and a checksum, which the format lacks, in the header."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {"crc32": _checksum(stored, meta), **meta}
-    with replacing(path) as temporary:
-        write_tensors(temporary, stored, {"patchgen": json.dumps(facts)})
+    write_tensors(path, stored, {"patchgen": json.dumps(facts)})
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write one safetensors file of contiguous tensors on the CPU; OSError if the disk is full."""
+    """Write one safetensors file of contiguous tensors on the CPU, atomically; OSError if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(tensors, path, header)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, header)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
 
