@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import COMMANDS, main
+from patchgen.commands.slide import ACTIONS
 from patchgen.common.plugins import take_options
 
 ROOT = Path(__file__).parents[1]
@@ -27,11 +28,13 @@ WRITTEN = [
     DOCS / name
     for name in (
         "use/evaluate.md",
+        "use/histology.md",
         "use/reading-masks.md",
         "use/troubleshooting.md",
         "study/tuning.md",
         "use/embed.md",
         "use/export.md",
+        "use/slides.md",
     )
 ]
 
@@ -67,13 +70,13 @@ def test_the_index_of_results_has_every_page_and_they_lead_back() -> None:
 
 
 @cache
-def options(command: str) -> str:
+def options(*command: str) -> str:
     """The help of a command, as one text."""
     import contextlib
     import io
 
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-        main([command, "--help"])
+        main([*command, "--help"])
     return text.getvalue()
 
 
@@ -89,8 +92,9 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert commands(page)
     for words in commands(page):
         assert words[0] in COMMANDS, words
+        command = words[:2] if words[0] == "slide" and words[1] in ACTIONS else words[:1]
         for word in take_options(words[1:])[0]:  # `--plugin` is every command's
-            assert not word.startswith("--") or re.search(rf"{word}\b", options(words[0])), words
+            assert not word.startswith("--") or re.search(rf"{word}\b", options(*command)), words
 
 
 def measurements() -> list[list[str]]:

@@ -114,7 +114,6 @@ FOLDER_ERRORS = {
     "flat domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/1.jpg"), "'c'.*holds no class folder"),
     "empty domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/x/1.txt"), "c/x'.*holds no image"),
     "images at the root": (("1.jpg",), "No images in the folders"),
-    "a folder of sets": (("PACS/photo/dog/1.jpg", "PACS/sketch/dog/1.jpg", "x/y/1.jpg"), "contains the data set pacs"),
 }
 
 

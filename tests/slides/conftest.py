@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchgen.cli import main
+
 PINK, VIOLET = (225, 130, 180), (120, 70, 160)
 STEP, COLUMNS, ROWS = 64, 21, 14  # the slide is 13 pixels wider and higher than whole tiles
 BLOCKS = {"pink": (2, 3, 8, 9), "violet": (11, 4, 18, 12)}  # left, top, right, bottom in tiles
@@ -56,3 +58,12 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from .cohort import write_cohort_slides
 
     return write_cohort_slides(tmp_path_factory.mktemp("cohort"))
+
+
+@pytest.fixture(scope="session")
+def tiles(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All labelled tiles of these slides, with their manifest."""
+    out = tmp_path_factory.mktemp("cut") / "tiles"
+    words = ["--annotations", str(cohort / "annotations"), "--out", str(out), "--tile", "56"]
+    assert main(["slide", "tiles", str(cohort / "slides"), *words]) == 0
+    return out

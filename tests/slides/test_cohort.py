@@ -30,13 +30,11 @@ from .cohort import TILE, expected, files_below, rows_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def model(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiles of the annotated slides, and a model fitted on them, with normalised stains."""
+def model(tiles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fitted on the tiles of the annotated slides, with normalised stains."""
     pytest.importorskip("torchstain")
     out = tmp_path_factory.mktemp("model")
-    annotations = ["--annotations", str(cohort / "annotations")]
-    assert main(["slide", "tiles", str(cohort / "slides"), *annotations, "--out", f"{out}/t", "--tile", str(TILE)]) == 0
-    words = ["fit", f"{out}/t/manifest.csv", "--out", f"{out}/model", "--runs", f"{out}/runs", "--no-expect"]
+    words = ["fit", f"{tiles}/manifest.csv", "--out", f"{out}/model", "--runs", f"{out}/runs", "--no-expect"]
     tiny = ["--backbone", "tiny", "--image-size", str(TILE), "--steps", "40", "--eval-every", "20", "--lr", "3e-3"]
     assert main([*words, *tiny, "--stain", "macenko", "--augmentation", "histology", "--method", "lp-ln"]) == 0
     return out / "model"
@@ -61,19 +59,19 @@ def test_tiles_to_model_to_map(cohort: Path, mapped: Path, model: Path) -> None:
         assert np.mean([found[place] == label for place, label in truth.items()]) > 0.9, name
 
 
-def test_stains_are_normalised_on_the_way_to_the_map(cohort: Path, model: Path, mapped: Path, tmp_path: Path) -> None:
+def test_stains_are_normalised_on_the_way_to_the_map(tiles: Path, model: Path, mapped: Path) -> None:
     """The same model without its reference answers otherwise: so `slide` and `predict` have applied it."""
     from patchgen.predict.predictor import load_predictor
 
-    tiles = sorted((model.parent / "t" / "images" / "site_b" / "b1").glob("*.png"))
+    files = sorted((tiles / "images" / "site_b" / "b1").glob("*.png"))
     predictor = load_predictor(model)
-    with_stain = {one.path.stem: one for one in predictor.predict(tiles)}
+    with_stain = {one.path.stem: one for one in predictor.predict(files)}
     for row in rows_of(mapped / "b1" / "tiles.csv"):
         if (same := with_stain.get(f"x{row['x']}_y{row['y']}")) is not None:
             np.testing.assert_allclose(same.probabilities[1], float(row["p_tumour"]), atol=2e-5)  # type: ignore[union-attr]
     predictor.stain = None
-    without = [one.probabilities[1] for one in predictor.predict(tiles)]  # type: ignore[union-attr]
-    assert np.abs(without - np.array([with_stain[p.stem].probabilities[1] for p in tiles])).max() > 0.01  # type: ignore[union-attr]
+    without = [one.probabilities[1] for one in predictor.predict(files)]  # type: ignore[union-attr]
+    assert np.abs(without - np.array([with_stain[p.stem].probabilities[1] for p in files])).max() > 0.01  # type: ignore[union-attr]
 
 
 def test_a_row_per_slide_and_a_page_with_their_pictures(mapped: Path) -> None:

@@ -31,13 +31,6 @@ def run(*words: Any) -> int:
     return main(["slide", "tiles", *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def tiles(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cut") / "tiles"
-    assert run(cohort / "slides", "--annotations", cohort / "annotations", "--out", out, "--tile", TILE) == 0
-    return out
-
-
 # The rules
 
 

@@ -77,10 +77,12 @@ def examine(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None, decode: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Check]:  # fmt: skip
-    """Check a data set, read as by `read_table`: names first, then the content of every file.
+    """Check a data set: names first, then the content of every file.
 
-    Without `decode`, files are only read and hashed: no pixel sizes, no check for damage. `progress` is called with the
-    number of files done and in all.
+    Args:
+        data: what `read_table` takes, with the same `benchmark` and `options`.
+        decode: decode every image; otherwise files are only read and hashed (no pixel sizes, no check for damage).
+        progress: called as progress(files done, files in all).
     """
     try:
         table = check_shared(read_table(data, benchmark=benchmark, options=options))

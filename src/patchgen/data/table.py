@@ -158,10 +158,14 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
         if (root / "oracle.json").is_file() and (root / "images").is_dir():
             raise ValueError(f"'{root}' is a generated data set with its masks; give its images, '{root / 'images'}'")
         folders = [folder for folder in visible_folders(root) if not is_result(folder)]
-        flat = any(map(_has_images, folders)) and not any(map(visible_folders, folders))
+        images = any(is_image(path.name) for folder in folders for path in folder.iterdir())
+        flat = images and not any(map(visible_folders, folders))
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
-    _check_folders(root, {d: places[0] for d, places in parents.items()}, {domain for _, domain, _ in rows}, entry)
+    if not rows:
+        raise ValueError(f"No images in the folders of '{root}'. {LAYOUT}.")
+    if empty := parents.keys() - {domain for _, domain, _ in rows}:
+        raise ValueError(f"The domain folder '{min(empty)}' in '{root}' holds no class folder with images. {LAYOUT}.")
     names: dict[str, str] = {}  # real path -> name
     find = finder(root)
     for path, *_ in rows:  # through links an image could appear in two domains or classes
@@ -174,10 +178,6 @@ def is_result(folder: Path) -> bool:
     """Whether a folder holds runs, or a model, rather than the images of a site."""
     runs = any((inner / "config.yaml").is_file() and (inner / "checkpoints").is_dir() for inner in folder.iterdir())
     return runs or (folder / "model.safetensors").is_file()
-
-
-def _has_images(folder: Path) -> bool:
-    return any(is_image(path.name) for path in folder.iterdir())
 
 
 def check_shared(table: Table) -> Table:
@@ -231,17 +231,6 @@ def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
         f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
         f"({', '.join(classes)}). If the data is not {entry.name}, give its folder another name."
     )
-
-
-def _check_folders(root: Path, folders: Mapping[str, Path], filled: set[str], entry: Benchmark | None) -> None:
-    """The folder of every domain must contain images; if not, the error names the layout that it resembles."""
-    for folder in folders.values() if entry is None else ():
-        if inner := match_benchmark(folder):
-            raise ValueError(f"'{root}' contains the data set {inner.name}; pass '{folder}' itself.")
-    if not filled:
-        raise ValueError(f"No images in the folders of '{root}'. {LAYOUT}.")
-    if empty := [domain for domain in folders if domain not in filled]:
-        raise ValueError(f"The domain folder '{empty[0]}' in '{root}' holds no class folder with images. {LAYOUT}.")
 
 
 def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
