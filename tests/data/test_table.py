@@ -210,12 +210,7 @@ def test_options_need_a_benchmark(tmp_path: Path) -> None:
 
 
 def make_set(root: Path, sites: tuple[str, ...], classes: tuple[str, ...]) -> Path:
-    for site in sites:
-        for name in classes:
-            (root / site / name).mkdir(parents=True)
-            for i in range(3):
-                (root / site / name / f"{i}.jpg").touch()
-    return root
+    return fill(root, *(f"{site}/{name}/{i}.jpg" for site in sites for name in classes for i in range(3)))
 
 
 def test_the_parent_of_data_sets_is_told_which_was_meant(tmp_path: Path) -> None:
