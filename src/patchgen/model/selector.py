@@ -152,7 +152,8 @@ class _Reading(TorchFunctionMode):
         self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
         calibrated = torch.where(scale > 0, (scale * self.bias + shift).sigmoid(), self.mask)
         self.shown = calibrated if given is None else given
-        self.acts = given is None or bool((given != given[:, :1]).any())  # a uniform mask changes nothing
+        # a uniform mask changes nothing; on the meta device no mask has values
+        self.acts = given is None or given.is_meta or bool((given != given[:, :1]).any())
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
