@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from PIL import Image
 
 TILE, COLUMNS, ROWS, MPP = 56, 12, 8, 0.5
 STROMA, TUMOUR = (1, 1, 5, 7), (7, 1, 11, 7)  # left, top, right, bottom in tiles
@@ -81,6 +85,14 @@ def write_cohort_slides(root: Path) -> Path:
             write_pyramid(root / "slides" / site / f"{name}.tif", draw(site, int(name[1])), (MPP, MPP))
             (root / "annotations" / f"{name}.geojson").write_text(json.dumps(annotation()))
     return root
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Maps are not drawn over their slides, which takes longest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("patchgen.slides.heatmap.overlay", lambda small, *_: Image.fromarray(small))
+        yield
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

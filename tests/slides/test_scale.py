@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from patchgen.slides.cohort import Rates, rates  # noqa: E402
 from patchgen.slides.slide import Slide  # noqa: E402
 from patchgen.slides.tissue import TISSUE  # noqa: E402
 
-from .cohort import COLUMNS, ROWS, TILE, feature, ring, rows_of  # noqa: E402
+from .cohort import COLUMNS, ROWS, TILE, feature, ring, rows_of, undrawn  # noqa: E402
 
 MPP = 1.0  # half the resolution of the slides: a tile of TILE pixels is 2 x 2 of those in `cohort.py`
 
 
 @pytest.fixture(scope="module")
-def model(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("scale")
     drawn = [feature("stroma", "Polygon", [ring(0, 0, 6, 8)]), feature("tumour", "Polygon", [ring(6, 0, 12, 8)])]
     for name in ("a1", "a2", "b1", "b2"):
@@ -38,7 +38,8 @@ def model(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["fit", f"{out}/t/manifest.csv", "--out", f"{out}/model", "--runs", f"{out}/runs", "--no-expect"]
     tiny = ["--backbone", "tiny", "--image-size", "28", "--steps", "2", "--eval-every", "1", "--method", "lp"]
     assert main([*words, *tiny]) == 0
-    return out / "model"
+    with undrawn():
+        yield out / "model"
 
 
 def read_areas(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], np.ndarray]:
