@@ -13,7 +13,8 @@ from benchmarks.memory import explicit_forward
 from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
-from patchgen.predict.attribution import RANKINGS, attention_maps, available, check_rankings
+from patchgen.model.tuning import attention_maps
+from patchgen.predict.attribution import RANKINGS, available, check_rankings
 
 SIZE, CLASSES = 56, 3  # 4 x 4 patches of 14
 SMALL = {

@@ -144,7 +144,7 @@ def test_one_broken_output_costs_one_image(
 ) -> None:
     def spoiled(images: Any, plain: Any = predictor.outputs) -> Outputs:
         out = plain(images)
-        out.masks[1, 0, 0] = np.nan
+        out.mask[1, 0, 0] = np.nan
         return out
 
     expected = list(predictor.predict(files[:3]))

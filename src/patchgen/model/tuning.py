@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.common.text import did_you_mean
+from patchgen.model.generic import on_tensor
 
 if TYPE_CHECKING:
     from patchgen.model.backbone import Backbone
@@ -105,27 +109,30 @@ def _layers_of(block: nn.Module) -> AttentionLayers | None:
 
 
 @torch.no_grad()
-def patch_attention(backbone: Backbone, images: Tensor) -> Tensor:
-    """Attention of CLS to each patch in the last block, mean over heads (B, P), computed from queries and keys."""
-    layers = attention_layers(backbone)[-1].inputs
+def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
+    """Each block's attention (or the last one's), mean over heads: (B, T, T) softmax(<q, k> / sqrt(d)).
+
+    Hooks read queries and keys from the layers, so that the model keeps its fused attention.
+    """
+    blocks = [block.inputs for block in attention_layers(backbone)[-1 if last else 0 :]]
     outputs: dict[nn.Module, Tensor] = {}  # models call the layers in any order
-
-    def keep(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs[layer] = output
-
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        patches = backbone(images).patches.shape[1]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    parts = [outputs[layer] for layer in layers]
-    query, key = parts[:2] if len(parts) == 3 else parts[0].chunk(3, -1)[:2]  # (B, T, D)
+    with ExitStack() as hooks:
+        for layer in chain.from_iterable(blocks):
+            hooks.enter_context(on_tensor(layer, partial(outputs.__setitem__, layer)))
+        backbone(images)
     counts: list[Any] = [part.num_heads for part in backbone.modules() if hasattr(part, "num_heads")]  # timm
-    heads = int(getattr(backbone.model.config, "num_attention_heads", None) or counts[-1])
-    first, every = query[:, 0].unflatten(-1, (heads, -1)), key.unflatten(-1, (heads, -1))  # (B, H, d), (B, T, H, d)
-    scores = torch.einsum("bhd,bthd->bht", first, every) / first.shape[-1] ** 0.5
-    return scores.softmax(-1).mean(1)[:, -patches:]
+    heads, maps = int(getattr(backbone.model.config, "num_attention_heads", None) or counts[-1]), []
+    for layers in blocks:
+        parts = [outputs[layer] for layer in layers]
+        pair = parts[:2] if len(parts) == 3 else parts[0].chunk(3, -1)[:2]  # (B, T, D) each
+        q, k = (part.float().unflatten(-1, (heads, -1)).transpose(1, 2) for part in pair)  # (B, H, T, d)
+        maps.append((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(1))
+    return maps
+
+
+def patch_attention(backbone: Backbone, images: Tensor) -> Tensor:
+    """Attention of CLS to each patch in the last block, mean over heads (B, P)."""
+    return attention_maps(backbone, images, last=True)[0][:, 0, backbone.num_prefix_tokens :]
 
 
 def require_peft() -> None:

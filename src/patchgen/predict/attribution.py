@@ -3,24 +3,23 @@
     scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
     order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
 
-Higher is more important. Attention is recomputed from each block's queries and keys, which hooks read from the
-projections: the model keeps its fused attention and is not loaded twice.
+Higher is more important.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchgen.common.text import did_you_mean
-from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
+from patchgen.model.generic import on_input
 from patchgen.model.selector import Selector
+from patchgen.model.tuning import attention_maps
 
 Ranking = Callable[[Classifier, Tensor, Tensor], Tensor]
 CONTROLS = ("random", "centre")  # independent of the model
@@ -105,7 +104,8 @@ def relative_map(classifier: Classifier, image: Tensor, name: str) -> np.ndarray
 
 def available(classifier: Classifier) -> tuple[str, ...]:
     """The rankings that this classifier supports."""
-    attention = _has_attention(classifier.backbone)
+    names = {name.rpartition(".")[2] for name, _ in classifier.backbone.blocks.named_modules()}
+    attention = {"q_proj", "k_proj"} <= names  # convolutional networks have none
     present = {"mask": classifier.has_mask, "attention": attention, "rollout": attention}
     return tuple(name for name in RANKINGS if present.get(name, True))
 
@@ -126,43 +126,6 @@ def descending(scores: Tensor, ties: Tensor) -> Tensor:
     """Patches (B,P) from most to least important; equal scores are ordered by `ties`, never by position."""
     first = ties.argsort(dim=1, descending=True)
     return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
-
-
-# Attention
-
-
-def _has_attention(backbone: Backbone) -> bool:
-    """Whether its blocks have query and key projections; convolutional networks have none."""
-    if backbone.family.convolutional:
-        return False
-    return {"q_proj", "k_proj"} <= _by_last_name(backbone.model.get_submodule(backbone.family.blocks)).keys()
-
-
-def _by_last_name(module: nn.Module) -> dict[str, nn.Module]:
-    return {name.rpartition(".")[2]: part for name, part in module.named_modules()}
-
-
-@torch.no_grad()
-def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
-    """Each block's attention (or the last one's), mean over heads: (B,T,T) softmax(<q, k> / sqrt(d))."""
-    blocks = list(backbone.model.get_submodule(backbone.family.blocks))[-1 if last else 0 :]
-    projections = [[_by_last_name(block)[name] for name in ("q_proj", "k_proj")] for block in blocks]
-    outputs: dict[nn.Module, Tensor] = {}
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs[module] = output
-
-    hooks = [module.register_forward_hook(keep) for pair in projections for module in pair]
-    try:
-        backbone(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    heads, maps = backbone.model.config.num_attention_heads, []
-    for pair in projections:
-        q, k = (outputs[module].float().unflatten(-1, (heads, -1)).transpose(1, 2) for module in pair)  # (B,H,T,d)
-        maps.append((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(1))  # (B,T,T)
-    return maps
 
 
 def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
@@ -192,16 +155,12 @@ def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block
         return tokens.detach(), _gradient(logits, target, tokens)
     entered: list[Tensor] = []
 
-    def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        entered.append(inputs[0].detach().requires_grad_())  # a leaf
-        return (entered[-1], *inputs[1:])
+    def cut(tokens: Tensor) -> Tensor:
+        entered.append(tokens.detach().requires_grad_())  # a leaf
+        return entered[-1]
 
-    blocks: Any = classifier.backbone.model.get_submodule(classifier.backbone.family.blocks)
-    hook = blocks[block].register_forward_pre_hook(cut)
-    try:
+    with on_input(classifier.backbone.blocks[block], cut):
         logits = classifier(images).logits
-    finally:
-        hook.remove()
     prefix = classifier.backbone.num_prefix_tokens
     return entered[0].detach()[:, prefix:], _gradient(logits, target, entered[0])[:, prefix:]
 

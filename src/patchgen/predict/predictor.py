@@ -73,8 +73,12 @@ class Unreadable:
 
 class Outputs(NamedTuple):
     probabilities: np.ndarray  # (B, C), calibrated
-    masks: np.ndarray | None  # (B, h, w)
+    mask: np.ndarray | None  # (B, h, w)
     features: np.ndarray  # (B, D)
+
+    def differences(self, outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The largest difference of each of these outputs, by name."""
+        return {name: float(np.abs(getattr(self, name) - values).max()) for name, values in outputs.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +322,7 @@ class Predictor:
         """Images (S, S, 3) uint8, S the model's image size; `Unreadable` where the output is not finite."""
         out, familiar = self.computed(images), self.confidence.familiar
         nothing = [None] * len(images)
-        masks = nothing if out.masks is None else out.masks
+        masks = nothing if out.mask is None else out.mask
         unlike = familiar.unlike(torch.from_numpy(out.features)) if familiar else nothing
         best = out.probabilities.argmax(1)
         rows = zip(paths or [Path()] * len(images), best, out.probabilities, masks, unlike, out.features, strict=True)

@@ -172,14 +172,12 @@ def _convert(predictor: Predictor, file: Path) -> None:
 
 def compare(truth: Outputs, answers: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Largest differences, and the number of images with another class."""
-    gap = {"classes": float((truth.probabilities.argmax(1) != answers["probabilities"].argmax(1)).sum())}
-    gap["probabilities"] = float(np.abs(truth.probabilities - answers["probabilities"]).max())
+    gap = truth.differences({name: answers[name] for name in TOLERANCE if name in answers})
+    gap["classes"] = float((truth.probabilities.argmax(1) != answers["probabilities"].argmax(1)).sum())
     if "alone" in answers:  # of the first image without the others
         gap["probabilities"] = max(
             gap["probabilities"], float(np.abs(truth.probabilities[:1] - answers["alone"]).max())
         )
-    if truth.masks is not None:
-        gap["mask"] = float(np.abs(truth.masks - answers["mask"]).max())
     return gap
 
 
