@@ -33,7 +33,7 @@ def test_the_next_part_is_read_while_the_caller_works() -> None:
 
 def test_an_empty_part_is_impossible() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
-        batches([1], str, 0)
+        next(batches([1], str, 0))
 
 
 def test_errors_of_reading_reach_the_caller() -> None:

@@ -9,7 +9,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchgen.common.files import expanded, regular
+from patchgen.common.files import expanded
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _images_of(word: str) -> tuple[list[Path], list[str]]:
         files = list_files(path)
         return [path / name for name in files.images], files.skipped
     if path.exists():
-        if not regular(path):
+        if not os.path.isfile(path):
             raise ValueError(f"{printable(word)} is a pipe or device, and an image is a file; save it to one first")
         return [path], []
     if not has_magic(word):

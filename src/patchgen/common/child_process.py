@@ -94,12 +94,7 @@ class Child:
         )  # fmt: skip
 
     def ask(self, request: dict[str, Any], data: bytes = b"") -> Message:
-        """The child's answer.
-
-        Raises:
-            ChildDied: there is none.
-            ChildError: it is an error.
-        """
+        """The child's answer; ChildDied if there is none, ChildError if it is an error."""
         with self._lock:
             begin, allowed = time.monotonic(), max(0.0, min(self.seconds, self.total - self.spent))
             clock = threading.Timer(allowed, self._stop, [allowed])
@@ -124,11 +119,8 @@ class Child:
 
     def close(self) -> None:
         """End the child."""
-        self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
-        self.process.wait()
+        with suppress(OSError), self.process:  # closes its streams
+            self.process.kill()
 
     def _stop(self, allowed: float) -> None:
         in_time = f"no answer within {self.seconds:g} s"

@@ -28,6 +28,7 @@ from patchgen.common.text import csv_cell
 LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.(?P<kind>tmp|old)", re.DOTALL)
 LONGEST_NAME = 60  # characters of the target's name in a temporary one: a name has at most 255 bytes
 AT_FDCWD, EXCHANGE = -100, 2
+SYSTEM = ("/dev/", "/proc/")
 _cleaned: set[str] = set()
 
 
@@ -48,34 +49,27 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = temporary_name(target)
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
-        with _locked(descriptor):
-            yield temporary
-            with open(temporary, "rb+") as handle:
-                os.fsync(handle.fileno())
-            os.replace(temporary, target)
-            _sync(target.absolute().parent)
+        lock(descriptor)
+        yield temporary
+        with open(temporary, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+        _sync(target.absolute().parent)
     finally:
+        os.close(descriptor)
         temporary.unlink(missing_ok=True)
 
 
 def is_replaceable(path: str | Path) -> bool:
     """False for existing paths that are not regular files: a device, a pipe, a terminal; also through a link."""
-    try:
-        found = os.stat(path)
-    except OSError:  # missing, or a dangling link, through which the file is created
-        return True
     # a name such as /dev/stdout may refer to a regular file that other processes hold open
-    return stat.S_ISREG(found.st_mode) and not os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    return not os.path.exists(path) or (os.path.isfile(path) and not os.path.abspath(path).startswith(SYSTEM))
 
 
 def check_writable(path: str | Path, name: str) -> None:
     """Check before any work that a file or folder can be written; leaves nothing behind.
 
-    Args:
-        name: The name shown to the user, such as `--out`.
-
-    Raises:
-        ValueError: the first existing parent is a file, or is not writable.
+    ValueError, with the option's name: the first existing parent is a file, or is not writable.
     """
     target = Path(os.path.realpath(path))
     place = target if target.is_dir() else next(parent for parent in target.parents if os.path.lexists(parent))
@@ -210,16 +204,6 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    """Hold the lock inside this context."""
-    try:
-        lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _sync(folder: Path) -> None:
     """Flush the directory entries of a folder to disk."""
     with suppress(OSError):
@@ -233,22 +217,10 @@ def _sync(folder: Path) -> None:
 # Links
 
 
-def regular(path: str | Path) -> bool:
-    """True for a plain file, also through links; False for a pipe, which would wait for a writer."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):  # not there, or no path at all
-        return False
-
-
 def refuse_pipe(path: str | Path) -> None:
-    """Reject a pipe or device where a file is expected: reading could block forever; `<(...)` is allowed.
-
-    Raises:
-        ValueError: names it.
-    """
-    asked = os.path.abspath(path).startswith(("/dev/", "/proc/"))
-    if os.path.exists(path) and not os.path.isdir(path) and not regular(path) and not asked:
+    """ValueError for a pipe or device where a file is expected: reading could block forever; `<(...)` is allowed."""
+    asked = os.path.abspath(path).startswith(SYSTEM)
+    if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path) and not asked:
         raise ValueError(f"{path} is a pipe or device, and must be a file; remove it, or name another")
 
 
@@ -258,13 +230,9 @@ def not_through_links(path: str, flags: int) -> int:
 
 
 def refuse_links(*paths: Path, within: Path | None = None) -> None:
-    """Reject folders with links, pipes or devices, through which files elsewhere could be changed.
+    """ValueError for folders with links, pipes or devices, through which files elsewhere could be changed.
 
-    Args:
-        within: a folder whose files may be linked to.
-
-    Raises:
-        ValueError: names the first one.
+    Links to files `within` a folder are allowed.
     """
     for path in paths:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -287,11 +255,7 @@ def cache_dir() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` and `~user` resolved.
-
-    Raises:
-        ValueError: no such user, or no home folder is known.
-    """
+    """The path with `~` and `~user` resolved; ValueError: no such user, or no home folder is known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -302,11 +266,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]], people: bool = False) -> None:
-    """Write a CSV file under a temporary name in the same folder, then rename it.
-
-    Args:
-        people: the file is meant for spreadsheets and not read back: no cell may be a formula.
-    """
+    """Write a CSV file; for `people`, who open it in a spreadsheet, no cell is a formula."""
     if people:
         header, rows = [csv_cell(cell) for cell in header], ([csv_cell(str(cell)) for cell in row] for row in rows)
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:

@@ -26,11 +26,7 @@ PER_CORE = 32
 
 
 def use_threads(count: int | None) -> None:
-    """Set the number of threads of torch; None keeps its default.
-
-    Raises:
-        ValueError: more than `PER_CORE` per core, or more than this process may start.
-    """
+    """Set the number of threads of torch; ValueError: more than `PER_CORE` per core, or than may be started."""
     if not count:
         return
     cores = available_cores()
@@ -78,10 +74,7 @@ PRODUCT = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); raise S
 @cache
 def bf16_works() -> bool:
     """False if a bfloat16 product kills its process; tried once per process, and only on CPUs that announce AMX."""
-    try:
-        if "amx_bf16" not in CPU.read_text():
-            return True
-    except OSError:  # another system, where this is not known to happen
+    if "amx_bf16" not in _instructions():
         return True
     try:
         command = python("-c", PRODUCT)
@@ -92,15 +85,16 @@ def bf16_works() -> bool:
 
 
 def native_bf16() -> bool:
-    """Whether the CPU has working instructions for bfloat16 products.
+    """Whether the CPU has working instructions for bfloat16 products; without them, float32 is faster."""
+    return bool(_instructions() & NATIVE) and bf16_works()
 
-    Without them such a product is slower than in float32. False if the system does not report it.
-    """
+
+def _instructions() -> set[str]:
+    """What the CPU announces; empty if the system does not report it."""
     try:
-        words = set(CPU.read_text().split())
+        return set(CPU.read_text().split())
     except OSError:
-        return False
-    return bool(words & NATIVE) and bf16_works()
+        return set()
 
 
 def require_bf16() -> None:

@@ -58,11 +58,7 @@ def open_table(group: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: str | Path) -> Plugin:
-    """Run a file that the user named, once, and store a copy for later commands.
-
-    Raises:
-        ValueError: no such file, it fails, or it uses a name that is already taken.
-    """
+    """Run a file that the user named, once, and store a copy for later commands; ValueError if it cannot be used."""
     file = expanded(path).absolute()
     try:
         source = file.read_bytes()
@@ -112,11 +108,7 @@ def used_by(config: Any) -> list[dict[str, str]]:
 
 
 def require(recorded: Any, where: str | Path) -> None:
-    """Load the plug-ins that a run or model folder recorded.
-
-    Raises:
-        ValueError: one is not known on this machine; the message says which.
-    """
+    """Load the plug-ins that a run or model folder recorded; ValueError for one that this machine does not know."""
     for one in recorded if isinstance(recorded, list) else []:
         if not isinstance(one, dict):
             raise ValueError(
@@ -173,17 +165,13 @@ def _copy_of(digest: str) -> Path:
 
 def take_options(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """A command's words without `--plugin FILE`, and those files."""
-    rest: list[str] = []
-    files: list[str] = []
-    waiting = iter(words)
+    rest, files, waiting = list[str](), list[str](), iter(words)
     for word in waiting:
-        if word.startswith("--plugin="):
-            files.append(word.removeprefix("--plugin="))
-        elif word == "--plugin":
-            file = next(waiting, None)
-            if file is None:
-                raise ValueError("--plugin needs a Python file: --plugin FILE.py")
+        option, _, file = word.partition("=")
+        if option != "--plugin":
+            rest.append(word)
+        elif file := file or next(waiting, ""):
             files.append(file)
         else:
-            rest.append(word)
+            raise ValueError("--plugin needs a Python file: --plugin FILE.py")
     return rest, files

@@ -39,12 +39,7 @@ def batches(
     """
     if size < 1:
         raise ValueError(f"batch must be at least 1, not {size}")
-    return _batches(_parts(items, size), read, tick, each)
-
-
-def _batches(
-    parts: Iterator[Any], read: Callable[[Any], Any], tick: Callable[[int], None] | None, each: bool
-) -> Iterator[tuple[Any, Any]]:
+    parts = _parts(items, size)
     with ThreadPoolExecutor(DECODERS) as pool:
 
         def begin() -> tuple[Any, list[Any]] | None:

@@ -43,41 +43,32 @@ def shortly(value: Any) -> str:
     return _short.repr(value)
 
 
-def read_json(path: str | Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: not readable as JSON, nested too deeply, too long, or not an object.
-    """
-    return parse_json(_read(path, most), str(path))
-
-
-def parse_json(data: str | bytes, name: str) -> dict[str, Any]:
-    """The object in JSON text; `name` is for the error."""
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError: not readable as JSON, nested too deeply, too long, or not an object."""
     try:
-        found = json.loads(data)
+        value = json.loads(_read(path, MOST_BYTES))
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5000 digits, nested too deep
-        raise ValueError(f"{name} is not readable JSON ({type(error).__name__}: {error!s:.200})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} must hold a JSON object, found {type(found).__name__}")
-    _check_depth(found, name)
-    return found
+        raise ValueError(f"{path} is not readable JSON ({type(error).__name__}: {error!s:.200})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, found {type(value).__name__}")
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(inner, (dict, list))]  # fmt: skip
+    if level:
+        raise ValueError(f"{path} is nested deeper than {MOST_DEPTH} levels, more than such a file needs")
+    return value
 
 
-def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
-    """The value in a YAML file, by the safe loader.
-
-    Raises:
-        ValueError: not readable as YAML, nested too deeply, or too long, including its aliases.
-    """
+def read_yaml(path: str | Path) -> Any:
+    """The value in a YAML file; ValueError: not readable as YAML, or with its aliases too deep or too long."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former, where it was built, is ten times as fast
     try:
-        text = _read(path, most).decode("utf-8")
-        try:
-            return _parse_yaml(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
-        except yaml.YAMLError:
-            return _parse_yaml(text, yaml.SafeLoader)  # its errors show the position
+        text = _read(path, MOST_YAML).decode("utf-8")
+        _check_events(text, loader)
+        return yaml.load(text, Loader=loader)  # a safe loader
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
         raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())[:400]}") from error
 
@@ -89,13 +80,6 @@ def _read(path: str | Path, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"{path} is longer than {most:,} bytes, more than such a file needs")
     return data
-
-
-def _parse_yaml(text: str, loader: Any) -> Any:
-    import yaml
-
-    _check_events(text, loader)
-    return yaml.load(text, Loader=loader)  # a safe loader
 
 
 def _check_events(text: str, loader: Any) -> None:
@@ -129,28 +113,14 @@ def _check_events(text: str, loader: Any) -> None:
         open_ones[-1][1].append(size)
 
 
-def _check_depth(value: Any, name: str) -> None:
-    level: list[Any] = [value]
-    for _ in range(MOST_DEPTH):
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
-                 if isinstance(inner, (dict, list))]  # fmt: skip
-        if not level:
-            return
-    raise ValueError(f"{name} is nested deeper than {MOST_DEPTH} levels, more than such a file needs")
-
-
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a .safetensors file.
-
-    Raises:
-        ValueError: it is not a readable .safetensors file.
-    """
+    """Tensors and metadata of a .safetensors file; raises ValueError."""
     refuse_pipe(path)
     return parse_tensors(path.read_bytes(), str(path))
 
 
 def parse_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The same of a file's bytes; `name` is for the error."""
+    """The same of the bytes of a file with this name."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -179,10 +149,9 @@ def number(least: float, most: float, default: Any = MISSING) -> Any:
 
 
 def filled(kind: type[T], values: Mapping[str, Any], where: object) -> T:
-    """An instance of the dataclass `kind` from a JSON object; `where` (usually its file) starts every message.
+    """An instance of the dataclass `kind` from a JSON object; ValueError for a field that is missing or wrong.
 
-    Raises:
-        ValueError: a field is missing, or has the wrong type or a value out of its range.
+    `where` (usually its file) starts every message.
     """
     hints, checked = get_type_hints(kind), {}
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]

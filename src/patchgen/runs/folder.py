@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import lock, not_through_links, refuse_links, regular, replacing, write_text
+from patchgen.common.files import lock, not_through_links, refuse_links, replacing, write_text
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.config import Config, Settings, dump_config, load_settings
@@ -338,7 +338,9 @@ MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folde
 def is_model_folder(path: str | Path) -> bool:
     """Whether a folder has a config.json that says it is a model folder."""
     try:
-        return regular(Path(path) / MODEL_CONFIG) and read_json(Path(path) / MODEL_CONFIG).get("format") == MODEL_FORMAT
+        return (Path(path) / MODEL_CONFIG).is_file() and read_json(Path(path) / MODEL_CONFIG).get(
+            "format"
+        ) == MODEL_FORMAT
     except (OSError, ValueError):
         return False
 

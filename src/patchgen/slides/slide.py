@@ -23,7 +23,6 @@ import numpy as np
 from PIL import Image
 
 from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
-from patchgen.common.files import regular
 from patchgen.data.images import BILINEAR, resampling
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
@@ -67,7 +66,7 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     require_openslide()
     if not Path(path).exists():
         raise UnreadableSlide(path, "there is no such file")
-    if not regular(path):
+    if not Path(path).is_file():
         raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
     with ExitStack() as on_error:
         child = Child(__name__, SECONDS, SLIDE_SECONDS)

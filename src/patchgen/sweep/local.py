@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from patchgen.common.child_process import child_environment, python
-from patchgen.common.files import not_through_links, regular
+from patchgen.common.files import not_through_links
 from patchgen.sweep.jobs import Outcome, Work, perform, read_work, to_json
 from patchgen.sweep.launch import LOG, WorkerLost
 
@@ -78,7 +78,7 @@ class LocalLauncher:
     def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:
         out.mkdir(parents=True, exist_ok=True)
         log = out / LOG
-        if log.is_symlink() or (log.exists() and not regular(log)):
+        if log.is_symlink() or (log.exists() and not log.is_file()):
             raise ValueError(f"{log} is a link, a pipe or a folder, and what workers print goes there; remove it")
         self.slots = workers
         self.workers = [Worker(threads, devices[i] if devices else None, log) for i in range(workers)]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from patchgen.common.files import expanded, refuse_links, regular
+from patchgen.common.files import expanded, refuse_links
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json
 from patchgen.config import Config
@@ -244,7 +244,7 @@ def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
 def _text(path: Path) -> str:
     """The beginning of a plain file; links, which may lead anywhere on this machine, are not followed."""
     try:
-        if path.is_symlink() or not regular(path):
+        if path.is_symlink() or not os.path.isfile(path):
             return ""
         with open(path, encoding="utf-8", errors="replace") as handle:
             return hide_paths(handle.read(SUMMARY))
