@@ -72,15 +72,11 @@ def test_impossible_choices_are_refused(changes: dict[str, Any], message: str) -
     assert message in str(caught.value)
 
 
-def test_an_empty_pool_is_refused() -> None:
+def test_sources_without_unknown_or_without_known_classes_are_refused() -> None:
     label = np.tile(np.repeat(np.arange(5), 12), 3)
     label[:120] %= 3  # the sources hold the known classes alone
     with pytest.raises(ValueError, match="the unlabelled pool is empty"):
         fold_of(table_of(label))
-
-
-def test_a_source_without_known_classes_is_refused() -> None:
-    label = np.tile(np.repeat(np.arange(5), 12), 3)
     label[:60] = 3 + np.arange(60) % 2
     with pytest.raises(ValueError, match="'farm'"):
         fold_of(table_of(label))

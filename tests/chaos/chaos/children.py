@@ -45,14 +45,7 @@ class Ended:
     peak: int = 0  # bytes of memory, at most
 
 
-def run(
-    work: Work,
-    *,
-    kill_after: float | None = None,
-    kill_at: int | None = None,
-    limit: float = LIMIT,
-    memory: int = MEMORY,
-) -> Ended:
+def run(work: Work, *, kill_after: float | None = None, kill_at: int | None = None, limit: float = LIMIT) -> Ended:
     """Fork, work, wait. The work's return value (a number, or None for 0) is the exit code."""
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("this process has threads: a fork of it may hang")
@@ -60,8 +53,10 @@ def run(
     with tempfile.TemporaryFile() as output:
         pid = os.fork()
         if pid == 0:
-            _child(work, output.fileno(), kill_at, memory)
-        late = not _wait(pid, min(kill_after if kill_after is not None else limit, limit))
+            _child(work, output.fileno(), kill_at)
+        descriptor = os.pidfd_open(pid)
+        late = not select.select([descriptor], [], [], limit if kill_after is None else min(kill_after, limit))[0]
+        os.close(descriptor)
         if late:
             _kill_group(pid)
         _, status, used = os.wait4(pid, 0)
@@ -94,9 +89,9 @@ def problem(ended: Ended, codes: tuple[int, ...] = (0, 1, 2)) -> str:
     return "no word about what is wrong" if ended.code == 2 and not ended.said.strip() else ""
 
 
-def warm(names: tuple[str, ...] = HEAVY) -> None:
-    """Import here, once, what children need; a thread that an import has started would make forks unsafe."""
-    for name in names:
+def warm() -> None:
+    """Import here, once, what children need."""
+    for name in HEAVY:
         importlib.import_module(name)
 
 
@@ -115,14 +110,14 @@ def count_file_events(work: Work) -> int:
         return int(pipe.read() or 0)
 
 
-def _child(work: Work, output: int, kill_at: int | None, memory: int) -> NoReturn:
+def _child(work: Work, output: int, kill_at: int | None) -> NoReturn:
     code = BROKEN
     try:
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         if kill_at is not None:
             _watch(kill_at)
         code = int(work() or 0)
@@ -156,15 +151,6 @@ def _watch(kill_at: int | None) -> list[int]:
 def _writes(arguments: tuple[Any, ...]) -> bool:
     flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
     return bool(flags & (os.O_WRONLY | os.O_RDWR))
-
-
-def _wait(pid: int, seconds: float) -> bool:
-    """True when the child has ended within the time."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
 
 
 def _kill_group(pid: int) -> None:

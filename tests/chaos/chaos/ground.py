@@ -1,14 +1,19 @@
-"""What the faults happen to: a few drawn images, settings of a run of seconds, and what must come out of it."""
+"""What the faults happen to: a few drawn images, settings of a run of seconds, what must come out, and what came."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from chaos.children import command, run, warm
 
 DOMAINS, CLASSES = ("clinic", "field", "studio"), ("circle", "cross", "square")
 RUN: dict[str, Any] = {
@@ -22,6 +27,53 @@ STREAM: dict[str, Any] = {
     "prompts": 2, "replay": 5, "holdout": 0.3, "inits": 2, "threads": 1, "accelerator": "cpu",
 }  # fmt: skip
 SCHEDULE = "groups: [[a, b], [c]]\nratios: [[0.6, 1.0], [1.0]]\n"
+
+
+@dataclass
+class Line:
+    """What was tried of one kind of fault or input, and what went wrong."""
+
+    room: str
+    name: str
+    tried: int = 0
+    hit: int = 0  # kills that met a living process, inputs that were refused, damages that were noticed
+    wrong: list[str] = field(default_factory=list)  # what a user should never see
+    slowest: float = 0.0  # seconds of one input
+    peak: int = 0  # bytes of memory of a process
+
+    def add(self, other: Line) -> None:
+        for name in ("tried", "hit", "wrong"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.slowest, self.peak = max(self.slowest, other.slowest), max(self.peak, other.peak)
+
+
+def prepare(ground: Path) -> None:
+    """Images, settings and one finished run to work on."""
+
+    def need(what: str, work: Any) -> None:
+        ended = run(work)
+        if ended.code:
+            raise SystemExit(f"no {what}: {ended.said}")
+
+    ground.mkdir(mode=0o755)
+    os.environ["PATCHGEN_CACHE"] = str(ground / "cache")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3] / "src")  # of a sweep's workers
+    os.chdir(ground)
+    photos = write_photos(ground / "photos")
+    write_stream(ground / "shapes")
+    shared = {**RUN, "swad": "false", "method": "lp", "data": photos}
+    lines = [f"{name}: {value}" for name, value in shared.items()]
+    (ground / "recipe.yaml").write_text("\n".join([*lines, "grid: {seed: [1, 2]}"]) + "\n")
+    warm()
+    from patchgen.model.backbone import load_backbone
+
+    need("backbone", lambda: load_backbone("tiny").model.save_pretrained(ground / "backbone"))
+    need("run", command("train", str(photos), *words_of(RUN), "--quiet", "--out", str(ground / "model")))
+    for name, seed in (("older", "7"), ("newer", "0")):
+        words = ["fit", str(photos), *words_of(FIT), "--seed", seed, "--no-expect", "--quiet"]
+        out = ["--runs", str(ground / "fitted" / "runs"), "--out", str(ground / "fitted" / name)]
+        need("fitted model", command(*words, *out))
+    shutil.copytree(ground / "fitted" / "older", ground / "fitted" / "before" / "model")
 
 
 def draw(label: int, rng: np.random.Generator, size: int = 24) -> np.ndarray:

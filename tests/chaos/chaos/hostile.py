@@ -20,7 +20,7 @@ from hypothesis.strategies import SearchStrategy
 
 from chaos.faults import damage
 from chaos.ground import RUN, words_of
-from chaos.inputs import REFUSED, Kind, _command, _judged, _predicted
+from chaos.inputs import REFUSED, Kind, _command, _judged, _predicted, _run_folder
 
 SEEDS = st.integers(0, 2**32 - 1)
 PRECIOUS = "precious"
@@ -107,15 +107,11 @@ def _tree(place: Path, drawn: dict[str, Any]) -> str:
     for kind in drawn["entries"]:
         _add_entry(root, kind, rng)
     words = {"splits": ["doctor", "data", "--splits", "s.csv"], "doctor": ["doctor", "data"],
-             "predict": ["predict", _model(), "data", "--csv", "found.csv"],
-             "pattern": ["predict", _model(), "data/**/*.png", "--csv", "found.csv"],
+             "predict": ["predict", _run_folder(), "data", "--csv", "found.csv"],
+             "pattern": ["predict", _run_folder(), "data/**/*.png", "--csv", "found.csv"],
              "train": ["train", "data", *words_of({**RUN, "steps": 1, "swad": False}), "--quiet"]}  # fmt: skip
     said = _judged(drawn, *_command(*words[drawn["command"]]))
     return said if (place / PRECIOUS).read_text() == PRECIOUS else f"{drawn!r:.300}: a file outside was changed"
-
-
-def _model() -> str:
-    return str(next(Path("model").iterdir()))
 
 
 # Run folders
@@ -149,9 +145,9 @@ def _spoil(folder: Path, drawn: dict[str, Any], outside: Path) -> None:
         target.write_bytes(drawn["nonsense"])
 
 
-def _run_folder(place: Path, drawn: dict[str, Any]) -> str:
+def _beside(place: Path, drawn: dict[str, Any]) -> str:
     """Beside a good run, which `runs` must still list."""
-    home, source = place / "runs", Path(_model()).resolve()
+    home, source = place / "runs", Path(_run_folder()).resolve()
     bad = home / source.name
     shutil.copytree(source, bad)
     shutil.copytree(source, home / "good")
@@ -187,15 +183,15 @@ def _slide(place: Path, drawn: dict[str, Any]) -> str:
     for _ in range(rng.randint(1, 40) if change == "flip" else 0):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     bad.write_bytes(data[: rng.randrange(len(data))] if change == "cut" else data)
-    code, out, errors = _command("slide", _model(), bad.name, good.name, "--tile", "64", "--out", "out")
+    code, out, errors = _command("slide", _run_folder(), bad.name, good.name, "--tile", "64", "--out", "out")
     if not (place / "out" / "good" / "tiles.csv").is_file():
         return f"{drawn!r:.300}: the good slide is lost: {errors[-200:]}"
     return _judged(drawn, code, out, errors) or (REFUSED if "could not be" in errors else "")
 
 
 HOSTILE: dict[str, Kind] = {
-    "image bombs": (bombs, _bomb, 6),
-    "links and pipes among images": (data_trees, _tree, 5),
-    "hostile run folders": (run_folders, _run_folder, 8),
-    "forged slides": (slides, _slide, 1),
+    "image bombs": Kind(bombs, _bomb, 6),
+    "links and pipes among images": Kind(data_trees, _tree, 5),
+    "hostile run folders": Kind(run_folders, _beside, 8),
+    "forged slides": Kind(slides, _slide, 1),
 }

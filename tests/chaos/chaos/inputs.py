@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
@@ -29,45 +29,46 @@ from hypothesis.strategies import SearchStrategy
 from chaos import pictures, texts
 from chaos.children import problem, run
 from chaos.faults import damage
-from chaos.ground import RUN, words_of
-from chaos.ledger import Ledger, Line
-
-if TYPE_CHECKING:
-    from chaos.work import Task
+from chaos.ground import RUN, Line, words_of
 
 Try = Callable[[Path, Any], str]  # a folder of its own, an input -> what went wrong, or "" or REFUSED
-Kind = tuple[SearchStrategy[Any], Try, int]  # inputs, what is done with one, and its share of every hundred
 REFUSED = "refused"
 AT_ONCE = 25
 SLOWEST, TIMES = 10.0, 3  # seconds of an input; one that took longer is tried alone, and again: a machine may be busy
 MOST_MEMORY = 3 << 30  # bytes of a process
 
 
+class Kind(NamedTuple):
+    inputs: SearchStrategy[Any]
+    attempt: Try
+    share: int  # of every hundred inputs
+
+
 def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
     """So many values of a strategy, the same for the same seed."""
-    found: list[Any] = []
+    values: list[Any] = []
+    limits = settings(max_examples=max(1, count), database=None, deadline=None, phases=[Phase.generate],
+                      suppress_health_check=list(HealthCheck))  # fmt: skip
 
     @seed(number)
-    @settings(max_examples=max(1, count), database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @limits
     @given(strategy)
     def collect(value: Any) -> None:
-        found.append(value)
+        values.append(value)
 
     collect()
-    return found[:count]
+    return values[:count]
 
 
-def some_inputs(ground: Path, kind: Kind, task: Task, number: int, ledger: Ledger) -> None:
-    """Of `task.count` inputs of a kind, those from `task.start` to `task.stop`."""
-    strategy, attempt, _ = kind
-    line, drawn = ledger.line("inputs", task.name), draw(strategy, task.count, number)[task.start : task.stop]
+def some_inputs(name: str, kind: Kind, count: int, part: slice, ground: Path, number: int) -> Line:
+    """A part of so many inputs of a kind."""
+    line, drawn = Line("inputs", name), draw(kind.inputs, count, number)[part]
     for start in range(0, len(drawn), AT_ONCE):
-        for text in _tried(ground, attempt, drawn[start : start + AT_ONCE], line):
+        for text in _tried(ground, kind.attempt, drawn[start : start + AT_ONCE], line):
             line.tried += 1
             line.hit += text == REFUSED
             line.wrong += [text] if text not in ("", REFUSED) else []
-        ledger.tell(line, len(drawn))
+    return line
 
 
 def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line, times: int = TIMES) -> list[str]:
@@ -257,13 +258,13 @@ def _known(place: Path, names: str) -> str:
 
 
 KINDS: dict[str, Kind] = {
-    "images to predict": (pictures.pictures, _picture, 20),
-    "images before the doctor": (pictures.pictures, _doctor, 9),
-    "backbone folders": (texts.backbones, _backbone, 4),
-    "manifests": (texts.manifests(), _manifest, 13),
-    "settings files": (texts.setting_files, _yaml("train --quiet --config"), 14),
-    "command lines": (texts.command_lines(), _words, 9),
-    "recipes": (texts.recipes, _yaml("sweep --dry-run"), 5),
-    "schedules": (texts.schedules, _schedule, 4),
-    "known classes": (texts.known_names, _known, 2),
+    "images to predict": Kind(pictures.pictures, _picture, 20),
+    "images before the doctor": Kind(pictures.pictures, _doctor, 9),
+    "backbone folders": Kind(texts.backbones, _backbone, 4),
+    "manifests": Kind(texts.manifests(), _manifest, 13),
+    "settings files": Kind(texts.setting_files, _yaml("train --quiet --config"), 14),
+    "command lines": Kind(texts.command_lines(), _words, 9),
+    "recipes": Kind(texts.recipes, _yaml("sweep --dry-run"), 5),
+    "schedules": Kind(texts.schedules, _schedule, 4),
+    "known classes": Kind(texts.known_names, _known, 2),
 }

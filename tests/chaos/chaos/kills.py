@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.children import Work, command, count_file_events, problem, run
-from chaos.ground import FIT, RUN, STREAM, broken_files, result, words_of
-from chaos.ledger import Ledger, Line
+from chaos.ground import FIT, RUN, STREAM, Line, broken_files, result, words_of
 
 MOST_KILLS = 4  # in a life
 SIDE = 448  # pixels of cached images: large enough that a kill meets a write
@@ -57,10 +56,7 @@ def _hidden(place: Path) -> set[str]:
 
 
 def _fit(ground: Path) -> Scenario:
-    """`fit` whose runs are finished: what is left to do is to replace an older model folder.
-
-    There is a whole model at any moment: the older one or the new one, and nothing of both.
-    """
+    """`fit` whose runs are finished: there is a whole model at any moment, the older one or the new one."""
     words = ["fit", str(ground / "photos"), *words_of(FIT), "--quiet", "--no-expect", "--runs"]
 
     def work_in(place: Path) -> Work:
@@ -79,12 +75,12 @@ def _fit(ground: Path) -> Scenario:
 
 def _cache(photos: Path) -> Scenario:
     """The images that the cache gives are those in the files, whatever a kill left in it."""
+    files = sorted(photos.rglob("*.png"))
 
     def work_in(place: Path) -> Work:
         def work() -> None:
             from patchgen.data.images import ImageStore
 
-            files = sorted(photos.rglob("*.png"))
             ImageStore(files, SIDE, place / "cache").load(range(len(files)))
 
         return work
@@ -94,9 +90,9 @@ def _cache(photos: Path) -> Scenario:
 
         from patchgen.data.images import ImageStore, decode
 
-        files = sorted(photos.rglob("*.png"))
-        found = ImageStore(files, SIDE, place / "cache", threads=1).images(range(len(files)))
-        same = (np.array_equal(image.transpose(1, 2, 0), decode(file, SIDE)) for image, file in zip(found, files))  # noqa: B905
+        images = ImageStore(files, SIDE, place / "cache", threads=1).images(range(len(files)))
+        pairs = zip(images, files, strict=True)
+        same = (np.array_equal(image.transpose(1, 2, 0), decode(file, SIDE)) for image, file in pairs)
         return {"images": str(sum(same))}
 
     return Scenario(work_in, 8, right, lambda place, _: [])
@@ -133,74 +129,58 @@ def scenarios(ground: Path) -> dict[str, Scenario]:
 
 def shares(kills: int, small: bool = False) -> dict[str, int]:
     """How many kills each scenario gets; a small run leaves out what starts slowly."""
-    chosen = {name: s for name, s in scenarios(Path()).items() if not small or s.share >= 8}
-    total = sum(s.share for s in chosen.values())
-    counts = {name: kills * s.share // total for name, s in chosen.items()}
+    parts = {name: s.share for name, s in scenarios(Path()).items() if not small or s.share >= 8}
+    counts = {name: kills * share // sum(parts.values()) for name, share in parts.items()}
     counts[next(iter(counts))] += kills - sum(counts.values())
     return counts
 
 
-def kill_some(ground: Path, name: str, kills: int, seed: int, ledger: Ledger) -> None:
+def kill_some(name: str, kills: int, ground: Path, seed: int) -> Line:
     """So many kills of one scenario."""
-    rng, line = random.Random(f"{seed} {name}"), ledger.line("kills", name)
-    _Lives(scenarios(ground)[name], ground / "lives", rng, line).live(kills, ledger)
+    rng, line, scenario = random.Random(f"{seed} {name}"), Line("kills", name), scenarios(ground)[name]
 
-
-class _Lives:
-    def __init__(self, scenario: Scenario, ground: Path, rng: random.Random, line: Line) -> None:
-        self.scenario, self.ground, self.rng, self.line = scenario, ground, rng, line
-
-    def live(self, kills: int, ledger: Ledger) -> None:
-        place = self._fresh()
-        whole = run(self.scenario.work(place))
-        if whole.code:
-            self.line.wrong.append(f"the unbroken command failed: {whole.said[-300:]}")
-            return
-        self.unbroken, self.seconds, self.hidden = self._result(place), whole.seconds, _hidden(place)
-        self.events = count_file_events(self.scenario.work(self._fresh())) if self.scenario.forks else 0
-        while self.line.hit < kills and self.line.tried < 3 * kills:  # a kill that comes too late is no kill
-            self._life(min(kills - self.line.hit, self.rng.randint(1, MOST_KILLS)))
-            ledger.tell(self.line, kills)
-
-    def _life(self, kills: int) -> None:
-        place = self._fresh()
-        for _ in range(kills):
-            by_event = self.events > 0 and self.rng.random() < 0.5
-            event = self.rng.randint(1, self.events) if by_event else None
-            seconds = None if by_event else self.rng.uniform(0, self.seconds)
-            ended = run(self.scenario.work(place), kill_at=event, kill_after=seconds)
-            self.line.tried += 1
-            self.line.hit += ended.code == -9
-            if said := problem(ended, codes=(0, -9)):
-                self.line.wrong.append(f"killed at operation {event} or {seconds} s: {said}")
-            half = self.scenario.broken(place, self.unbroken)
-            self.line.wrong += [f"half a file after a kill: {text}" for text in half]
-        ended = run(self.scenario.work(place))
-        if ended.code:
-            self.line.wrong.append(f"the same command failed after {kills} kills: {ended.said[-300:]}")
-            return
-        found = self._result(place)
-        odd = sorted(name for name in found.keys() | self.unbroken.keys() if found.get(name) != self.unbroken.get(name))
-        if odd:
-            self.line.wrong.append(f"other results after {kills} kills: {', '.join(odd[:5])}")
-        if left := _hidden(place) - self.hidden:
-            self.line.wrong.append(f"left over after {kills} kills: {', '.join(sorted(left)[:5])}")
-        shutil.rmtree(place)
-
-    def _result(self, place: Path) -> Result:
-        """Read in a child: this process must stay without threads."""
-        answer = place / ".result"
-
-        def work() -> None:
-            lines = self.scenario.result(place)
-            answer.write_text("\n".join(f"{name}\t{digest}" for name, digest in lines.items()))
-
-        ended = run(work)
-        if ended.code:
-            return {"unreadable": ended.said[-300:]}
-        return dict(line.split("\t", 1) for line in answer.read_text().splitlines())  # type: ignore[misc]
-
-    def _fresh(self) -> Path:
-        place = self.ground / f"{self.rng.getrandbits(48):012x}"
+    def fresh() -> Path:
+        place = ground / "lives" / f"{rng.getrandbits(48):012x}"
         place.mkdir(parents=True)
         return place
+
+    place = fresh()
+    whole = run(scenario.work(place))
+    unbroken, hidden = _read(scenario, place), _hidden(place)
+    events = count_file_events(scenario.work(fresh())) if scenario.forks else 0
+    line.wrong += [f"the unbroken command failed: {whole.said[-300:]}"] if whole.code else []
+    while not whole.code and line.hit < kills and line.tried < 3 * kills:  # a kill that comes too late is no kill
+        place, times = fresh(), min(kills - line.hit, rng.randint(1, MOST_KILLS))
+        for _ in range(times):
+            event = rng.randint(1, events) if events and rng.random() < 0.5 else None
+            seconds = rng.uniform(0, whole.seconds) if event is None else None
+            ended = run(scenario.work(place), kill_at=event, kill_after=seconds)
+            line.tried += 1
+            line.hit += ended.code == -9
+            if said := problem(ended, codes=(0, -9)):
+                line.wrong.append(f"killed at operation {event} or {seconds} s: {said}")
+            line.wrong += [f"half a file after a kill: {text}" for text in scenario.broken(place, unbroken)]
+        ended = run(scenario.work(place))
+        if ended.code:
+            line.wrong.append(f"the same command failed after {times} kills: {ended.said[-300:]}")
+            continue
+        if odd := sorted({name for name, _ in unbroken.items() ^ _read(scenario, place).items()}):
+            line.wrong.append(f"other results after {times} kills: {', '.join(odd[:5])}")
+        if left := _hidden(place) - hidden:
+            line.wrong.append(f"left over after {times} kills: {', '.join(sorted(left)[:5])}")
+        shutil.rmtree(place)
+    return line
+
+
+def _read(scenario: Scenario, place: Path) -> Result:
+    """The result, read in a child: this process must stay without threads."""
+    answer = place / ".result"
+
+    def work() -> None:
+        lines = scenario.result(place)
+        answer.write_text("\n".join(f"{name}\t{digest}" for name, digest in lines.items()))
+
+    ended = run(work)
+    if ended.code:
+        return {"unreadable": ended.said[-300:]}
+    return dict(line.split("\t", 1) for line in answer.read_text().splitlines())  # type: ignore[misc]

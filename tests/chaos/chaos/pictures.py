@@ -17,10 +17,7 @@ from forged import chunk
 from hypothesis import strategies as st
 from PIL import Image
 
-Description = dict[str, Any]
 ENDINGS = (".jpg", ".png", ".tif", ".bmp", ".webp", ".ppm")
-
-
 Write = Callable[[random.Random], bytes]
 
 
@@ -58,11 +55,9 @@ def _exif(rng: random.Random) -> bytes:
 
 
 def _animated(kind: str) -> Write:
-    def write(rng: random.Random) -> bytes:
-        first, *others = (_image(rng, 16, 16, 3) for _ in range(3))
-        return _saved(first, kind, save_all=True, append_images=others)
-
-    return write
+    return lambda rng: _saved(
+        _image(rng, 16, 16, 3), kind, save_all=True, append_images=[_image(rng, 16, 16, 3) for _ in range(2)]
+    )
 
 
 def _text_bomb(rng: random.Random) -> bytes:
@@ -166,7 +161,7 @@ _draws = {name: st.sampled_from(choices) for name, choices in _choices.items()}
 pictures = st.fixed_dictionaries({**_draws, "seed": st.integers(0, 2**32 - 1)})
 
 
-def build(description: Description) -> tuple[str, bytes]:
+def build(description: dict[str, Any]) -> tuple[str, bytes]:
     """A file name with a known ending, right or wrong, and its content."""
     rng = random.Random(description["seed"])
     content = CHANGES[description["change"]](BASES[description["base"]](rng), rng)
