@@ -13,16 +13,7 @@ from pathlib import Path
 
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean, name_key
-
-
-def is_visible(name: str) -> bool:
-    """Whether a file or folder is used: not hidden, and not a leftover of an archive."""
-    return not name.startswith(".") and name != "__MACOSX"
-
-
-def visible_folders(folder: Path) -> list[Path]:
-    """Visible sub-folders in code-point order of their names."""
-    return sorted((p for p in folder.iterdir() if is_visible(p.name) and p.is_dir()), key=lambda p: p.name)
+from patchgen.data.listing import visible_folders
 
 
 @dataclass(frozen=True)

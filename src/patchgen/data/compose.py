@@ -20,10 +20,9 @@ from PIL import Image, ImageOps
 
 from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
-from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
 from patchgen.data.images import reporting, square
-from patchgen.data.listing import is_image, list_images
+from patchgen.data.listing import is_image, list_images, visible_folders
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.safe_open import RefusedImage, open_image
 

@@ -11,8 +11,6 @@ from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from patchgen.data.benchmarks import is_visible
-
 # Pillow's name of a format -> extensions. Pillow reads more formats, some by starting other programs.
 FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
@@ -32,6 +30,16 @@ IMAGE_EXTENSIONS = tuple(ending for endings in FORMATS.values() for ending in en
 class Files(NamedTuple):
     images: list[str]
     skipped: list[str]  # visible files that are not images
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder is used: not hidden, and not a leftover of an archive."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def visible_folders(folder: Path) -> list[Path]:
+    """Visible sub-folders in code-point order of their names."""
+    return sorted((p for p in folder.iterdir() if is_visible(p.name) and p.is_dir()), key=lambda p: p.name)
 
 
 def is_image(name: str) -> bool:

@@ -19,8 +19,8 @@ import numpy as np
 
 from patchgen.common.files import read_csv, write_csv
 from patchgen.common.text import did_you_mean, printable
-from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
-from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images
+from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
+from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images, visible_folders
 from patchgen.data.safe_open import MOST_SIDE
 
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks compare all pairs

@@ -17,11 +17,10 @@ from patchgen.common.files import cache_dir, expanded
 from patchgen.common.machine import use_threads
 from patchgen.common.progress import Progress
 from patchgen.config import PRESETS, Config
-from patchgen.data.benchmarks import visible_folders
 from patchgen.data.content import shared_store
 from patchgen.data.doctor import check_classes
 from patchgen.data.images import BILINEAR
-from patchgen.data.listing import list_files, skipped_line
+from patchgen.data.listing import list_files, skipped_line, visible_folders
 from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images
