@@ -92,7 +92,8 @@ def resnet_scene() -> Callable[..., Scene]:
 @pytest.fixture
 def clip_scene(clip_folder: Path) -> Callable[..., Scene]:
     """The same on a small CLIP."""
-    return lambda method, **changes: make_scene(method, backbone=str(clip_folder), image_size=56, **changes)
+    settings = {"backbone": str(clip_folder), "image_size": 56}
+    return lambda method, **changes: make_scene(method, **{**settings, **changes})
 
 
 def gradients(rows: list[int], settings: dict[str, Any]) -> dict[str, Tensor]:

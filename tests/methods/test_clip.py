@@ -15,10 +15,10 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.fit.procedure import fit
-from patchgen.methods import Method, make_method
+from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.model.backbone import load_backbone
-from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.classifier import trained_tensors
 from patchgen.model.clip import TextTower, load_text
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
@@ -29,13 +29,6 @@ from patchgen.train.optim import make_optimizer
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")
 VECTORS = "head.sentences.vectors"
-
-
-def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]:
-    config = Config("photos", "site_c", image_size=56, method=method, backbone=str(folder), **changes)
-    chosen = make_method(config)
-    chosen.class_names = CLASSES
-    return chosen, build_model(config, chosen, 3)
 
 
 @torch.no_grad()
@@ -194,17 +187,19 @@ def test_a_pipe_among_the_tokenizers_files_is_not_waited_for(clip_folder: Path, 
         load_text(load_backbone(str(tmp_path / "clip")))
 
 
-def test_a_folder_without_text_tower_or_tokenizer_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_text_tower_or_tokenizer_is_refused(
+    clip_folder: Path, clip_scene: Callable[..., Any], tmp_path: Path
+) -> None:
     from transformers import CLIPVisionModel
 
     shutil.copytree(clip_folder, tmp_path / "no-words", ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(ValueError, match=r"no-words has no tokenizer: put CLIP's tokenizer\.json"):
-        made(tmp_path / "no-words", "clip")
+        clip_scene("clip", backbone=str(tmp_path / "no-words"))
     CLIPVisionModel.from_pretrained(clip_folder).save_pretrained(tmp_path / "vision")
     for file in clip_folder.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "vision")
     with pytest.raises(ValueError, match="vision (is not a complete CLIP|cannot be read as a complete CLIP)"):
-        made(tmp_path / "vision", "clip")
+        clip_scene("clip", backbone=str(tmp_path / "vision"))
 
 
 def test_names_are_needed_and_may_not_be_too_long(clip_folder: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_loss_has_the_layers_imbalance(scene: Callable[..., Any]) -> None:
     s = scene("kadaptation-moa", hparams={"rules": 16, "balance": 1.0})
     out = s.forward()
     mixtures: Any = s.model.backbone.adapters
-    wanted = sum(float(m._imbalance.detach()) for m in mixtures)
+    wanted = sum(float(m.imbalance.detach()) for m in mixtures)
     assert len(mixtures) == 1 and len(mixtures[0].experts) == len(RANKS)
     found = s.method.losses(out, s.batch)
     assert float(found["L_balance"].detach()) == pytest.approx(wanted, rel=1e-5)

@@ -103,7 +103,7 @@ def test_sagnet_has_the_published_terms(scene: Callable[..., Any]) -> None:
     s = scene("sagnet", hparams={"sagnet": 0.5})
     torch.manual_seed(7)
     out = s.forward()
-    seen = s.method._seen.detach()
+    seen = s.method.seen.detach()
     state = torch.random.get_rng_state()
     found = s.method.losses(out, s.batch)
     torch.random.set_rng_state(state)

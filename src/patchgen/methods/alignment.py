@@ -132,16 +132,16 @@ class Dann(Method):
         self.discriminator = domain_network(model.backbone.dim, len(self.sources))
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
+        terms = super().losses(out, batch)
         target = pseudo_labels(out.logits, batch.label)
         read = self.domain_input(reverse_gradient(out.features.float(), self.hparams["dann"]), target)
         told = self.discriminator(read)  # (B, K)
         each = F.cross_entropy(told, positions(batch.domain, self.sources), reduction="none")  # (B,)
-        found["L_dann"] = self.domain_loss(each, target, out.logits.shape[1])
+        terms["L_dann"] = self.domain_loss(each, target, out.logits.shape[1])
         if self.hparams["penalty"]:
             [slope] = torch.autograd.grad(each.sum(), read, create_graph=True)  # (B, D)
-            found["L_slope"] = self.hparams["penalty"] * slope.square().sum(1).mean()
-        return found
+            terms["L_slope"] = self.hparams["penalty"] * slope.square().sum(1).mean()
+        return terms
 
     def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
         """The discriminator's input for features (B, D) with classes (B,)."""
@@ -224,17 +224,17 @@ class Mdsdi(Method):
         self.recogniser = nn.Linear(model.backbone.dim, len(self.sources))
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found, hparams = super().losses(out, batch), self.hparams
+        terms, hparams = super().losses(out, batch), self.hparams
         head: Any = self.classifier.head
         features, domain = out.features.float(), positions(batch.domain, self.sources)
         invariant, specific = head.invariant(features), head.specific(features)
         told = self.adversary(reverse_gradient(invariant, hparams["invariant"]))
-        found["L_invariant"] = F.cross_entropy(told, domain)
-        found["L_specific"] = hparams["specific"] * F.cross_entropy(self.recogniser(specific), domain)
-        found["L_covariance"] = hparams["covariance"] * squared_covariance(invariant, specific)
+        terms["L_invariant"] = F.cross_entropy(told, domain)
+        terms["L_specific"] = hparams["specific"] * F.cross_entropy(self.recogniser(specific), domain)
+        terms["L_covariance"] = hparams["covariance"] * squared_covariance(invariant, specific)
         if hparams["meta"]:
-            found["L_meta"] = hparams["meta"] * risk_after_a_step(head, features.detach(), batch, self.config.lr)
-        return found
+            terms["L_meta"] = hparams["meta"] * risk_after_a_step(head, features.detach(), batch, self.config.lr)
+        return terms
 
 
 class TwoPartHead(nn.Module):

@@ -15,20 +15,18 @@ Lengths are over all tensors together. The published command line sets `--ld`, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from patchgen.methods.method import BELOW_ONE, Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
 
 class NamedBuffers(nn.Module):
-    """A copy of named tensors that follows its method from device to device.
-
-    With ``saved`` they are part of a run's saved state; tensors that ``setup`` can restore need not be.
-    """
+    """A copy of named tensors on the method's device; ``saved`` with a run's state, unless ``setup`` can restore it."""
 
     def __init__(self, tensors: Mapping[str, Tensor], *, saved: bool) -> None:
         super().__init__()
@@ -97,7 +95,8 @@ class Gestur(Method):
         away = {name: trained[name] - average[name] for name in inner if name.startswith("backbone.")}
         if not away:
             return
-        scale = self.hparams["gestur"] * length(inner.values()) / length(away.values()).clamp(min=1e-12)
+        length, far = (get_total_norm(list(tensors.values())) for tensors in (inner, away))
+        scale = self.hparams["gestur"] * length / far.clamp(min=1e-12)
         for name, outer in away.items():
             inner[name].add_(outer * scale).div_(2)
 
@@ -110,8 +109,3 @@ class Gestur(Method):
 
     def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
         return self.average.named()
-
-
-def length(tensors: Iterable[Tensor]) -> Tensor:
-    """Euclidean length of all tensors as one vector."""
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()

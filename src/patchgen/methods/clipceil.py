@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
+from patchgen.methods.method import take
 from patchgen.methods.miro import tap_modules
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output, Saved
@@ -49,7 +50,7 @@ class ClipCeil(Sentences):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         head: Any = self.classifier.head
-        image, label, domain = (gather_over_ranks(part) for part in (head.take(), batch.label, batch.domain))
+        image, label, domain = (gather_over_ranks(part) for part in (take(head, "image"), batch.label, batch.domain))
         unit = F.normalize(image, dim=1)
         channel = group_variance(unit, domain) - group_variance(unit[label >= 0], label[label >= 0])
         return super().losses(out, batch) | {
@@ -78,7 +79,7 @@ class FusionHead(nn.Module):
         *earlier, _ = tap_modules(backbone)[1:]
         self._norm = (backbone.model.get_submodule(backbone.family.final_norm),)  # part of the backbone: not registered
         self._taps: dict[int, Tensor] = {}
-        self._image: Tensor | None = None
+        self.image: Tensor | None = None  # z (B, E) of the last pass with gradients
         for i, block in enumerate(earlier):
             on_tensor(block, partial(self._note, i))
 
@@ -96,14 +97,8 @@ class FusionHead(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             depths = torch.stack([*taps, features], 1).float() @ self.weight.T  # (B, L, E)
             image = depths[:, -1] + self.project(self.fuse(depths)[:, -1])
-            self._image = image if torch.is_grad_enabled() else None
+            self.image = image if torch.is_grad_enabled() else None
             return self.constants["scale"].exp() * F.normalize(image, dim=1) @ self.vectors.T
-
-    def take(self) -> Tensor:
-        """z (B, E) of the last pass with gradients; can be taken once."""
-        image, self._image = self._image, None
-        assert image is not None, "the model runs before its losses"
-        return image
 
 
 def group_variance(values: Tensor, group: Tensor) -> Tensor:

@@ -56,23 +56,23 @@ class Gmdg(Miro):
         return bool(self.hparams["shift"] or self.hparams["domain"])
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
+        terms = super().losses(out, batch)
         if not self._needs_labels:
-            return found
+            return terms
         head, target = self.classifier.head, pseudo_labels(out.logits, batch.label)
         embedded = self.embedding(target)  # (B, D)
         seen = F.linear(embedded, head.weight.detach(), head.bias.detach())
-        found["L_label"] = cross_entropy(seen, batch.label)
+        terms["L_label"] = cross_entropy(seen, batch.label)
         features, labels = gather_over_ranks(out.features.float()), gather_over_ranks(embedded.detach())
         if self.hparams["shift"]:
             steepest = cross_entropy_slope(out.logits, batch.label, head.weight).abs().max()
             penalty = scaled_penalty(lambda x: explained_covariance(x, labels), features, steepest)
-            found["L_shift"] = self.hparams["shift"] * penalty
+            terms["L_shift"] = self.hparams["shift"] * penalty
         if self.hparams["domain"]:
             pair = torch.cat([features, labels], 1)  # (B, 2 D)
             mean = mean_of_domains(pair, gather_over_ranks(batch.domain))
-            found["L_domain"] = self.hparams["domain"] * gaussian_nll(pair.detach(), mean, self.variance())
-        return found
+            terms["L_domain"] = self.hparams["domain"] * gaussian_nll(pair.detach(), mean, self.variance())
+        return terms
 
 
 class DomainMoments(Method):

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import COUNT, Method
+from patchgen.methods.method import COUNT, Method, take
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.tuning import attention_layers
@@ -62,15 +62,15 @@ class KAdaptation(Method):
 
     def adapters(self, backbone: Backbone, size: int) -> nn.Module:
         """The updates, each hooked to its layer; the network itself, and so its digest, does not change."""
-        found, rank = nn.ModuleList(), int(self.hparams["rank"])
+        updates, rank = nn.ModuleList(), int(self.hparams["rank"])
         layers = [[*block.inputs, block.out] for block in attention_layers(backbone)]
         rules = [Rules(size) for _ in layers[0]]  # of query, key, value, output
         for block in layers:
             for shared, layer in zip(rules, block, strict=True):
                 update = KroneckerUpdate(shared, layer.in_features, layer.out_features, rank, bias=True)
                 layer.register_forward_hook(update.add)
-                found.append(update)
-        return found
+                updates.append(update)
+        return updates
 
 
 class KAdaptationMoa(KAdaptation):
@@ -83,17 +83,17 @@ class KAdaptationMoa(KAdaptation):
         return {name: value for name, value in super().all_defaults().items() if name != "rank"}
 
     def adapters(self, backbone: Backbone, size: int) -> nn.Module:
-        rules, found = Rules(size), nn.ModuleList()
+        rules, mixtures = Rules(size), nn.ModuleList()
         for block in attention_layers(backbone)[::2]:
             mixture = Mixture(rules, block.inputs[0].in_features, sum(layer.out_features for layer in block.inputs))
             for i, layer in enumerate(block.inputs):
                 layer.register_forward_hook(partial(mixture.add, i, len(block.inputs)))
-            found.append(mixture)
-        return found
+            mixtures.append(mixture)
+        return mixtures
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         mixtures: Any = self.classifier.backbone.adapters
-        unequal = torch.stack([mixture.take_imbalance() for mixture in mixtures]).sum()
+        unequal = torch.stack([take(mixture, "imbalance") for mixture in mixtures]).sum()
         return super().losses(out, batch) | {"L_balance": self.hparams["balance"] * unequal}
 
 
@@ -150,7 +150,7 @@ class Mixture(nn.Module):
         columns = [i for i, rank in enumerate(RANKS) for _ in range(rank * len(rules.left))]
         self.owner: Tensor  # (15 t,) the expert of each column of the left factors, side by side
         self.register_buffer("owner", torch.tensor(columns), persistent=False)
-        self._imbalance: Tensor | None = None
+        self.imbalance: Tensor | None = None  # in the last pass with gradients
         self._said: tuple[Tensor, Tensor, int] | None = None  # input, output and number of uses in this pass
 
     def route(self, x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class Mixture(nn.Module):
         noisy = logits + NOISE * torch.randn_like(logits) if _drops(self) else logits
         best, choice = noisy.softmax(-1).max(-1)  # (N,) each
         if torch.is_grad_enabled():
-            self._imbalance = imbalance(logits.softmax(-1), best)
+            self.imbalance = imbalance(logits.softmax(-1), best)
         mixed = self._dropped(tokens, best, choice) if _drops(self) else self._whole(tokens, best, choice)
         return mixed.unflatten(0, x.shape[:-1]) + self.bias
 
@@ -188,12 +188,6 @@ class Mixture(nn.Module):
         x, y, used = self._said
         self._said = (x, y, used + 1) if used + 1 < parts else None  # lets the graph be freed
         return output + y.chunk(parts, -1)[part].to(output.dtype)
-
-    def take_imbalance(self) -> Tensor:
-        """The imbalance in the last pass with gradients; can be taken once."""
-        found, self._imbalance = self._imbalance, None
-        assert found is not None, "the model runs before its losses"
-        return found
 
 
 def imbalance(shares: Tensor, best: Tensor) -> Tensor:

@@ -39,11 +39,11 @@ class LReg(Method):
     defaults = {"lreg": 0.1, "ortho": 0.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
-        found["L_reg"] = self.hparams["lreg"] * logical_regularisation(out.logits, out.features)
+        terms = super().losses(out, batch)
+        terms["L_reg"] = self.hparams["lreg"] * logical_regularisation(out.logits, out.features)
         if self.hparams["ortho"]:
-            found["L_ortho"] = self.hparams["ortho"] * orthogonality(out.features)
-        return found
+            terms["L_ortho"] = self.hparams["ortho"] * orthogonality(out.features)
+        return terms
 
 
 class MarginalEntropy(Method):

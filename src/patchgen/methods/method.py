@@ -263,6 +263,14 @@ class AllLabels(Method):
     summary = "LP+LN with the labels that a task hides: an upper bound for mdg_gcd, not a result"
 
 
+def take(owner: object, name: str) -> Any:
+    """What a training pass left in this attribute; taken once, so that its graph can be freed."""
+    value = getattr(owner, name)
+    setattr(owner, name, None)
+    assert value is not None, "the model runs before its losses"
+    return value
+
+
 def require_linear_head(method: Method, model: Classifier) -> None:
     """ValueError unless the head has a weight (C, D) and a bias (C,)."""
     if not (hasattr(model.head, "weight") and hasattr(model.head, "bias")):
@@ -276,10 +284,7 @@ def by_domain(batch: Batch, device: torch.device | str | None = None) -> list[Te
     """Positions of each source domain's samples in the batch, in the order of the domains' ids.
 
     Every part of a step's batch has the same share of each domain, so the list has the same length on every device. If
-    the batch records its layout, no device synchronisation is needed.
-
-    Args:
-        device: Device of the positions; by default that of the batch.
+    the batch records its layout, no device synchronisation is needed. They are on ``device``, by default the batch's.
     """
     device = device or batch.domain.device
     if batch.num_domains is not None:

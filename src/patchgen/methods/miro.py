@@ -55,10 +55,10 @@ class Miro(Method):
         self.variances.extend(ChannelVariance(channels) for channels in drifting.values())
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
+        terms = super().losses(out, batch)
         if self.hparams["miro"]:
-            found["L_miro"] = self.hparams["miro"] * self._drift(batch.image)
-        return found
+            terms["L_miro"] = self.hparams["miro"] * self._drift(batch.image)
+        return terms
 
     def _drift(self, images: Tensor) -> Tensor:
         now, backbone, weights = self._taps.take(), self.classifier.backbone, self.pretrained.named()

@@ -65,8 +65,8 @@ class Mixup(Method):
         return mix(super().blend(batch), self.hparams["mixup_alpha"])
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
-        return found | {"main": mixed_cross_entropy(out.logits, batch)} if isinstance(batch, MixedBatch) else found
+        terms = super().losses(out, batch)
+        return terms | {"main": mixed_cross_entropy(out.logits, batch)} if isinstance(batch, MixedBatch) else terms
 
 
 def mix(batch: Batch, alpha: float) -> MixedBatch:

@@ -38,13 +38,13 @@ class SelfReg(Method):
         self.projector = projector(model.backbone.dim)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found = super().losses(out, batch)
+        terms = super().losses(out, batch)
         target = pseudo_labels(out.logits, batch.label)
         one, other = shuffle_within_classes(target), shuffle_within_classes(target)
         logits, features, share = out.logits.float(), out.features.float(), float(Beta(0.5, 0.5).sample())
         pull = contrast(logits, features, self.projector(features), one, other, share)
-        found["L_selfreg"] = found["main"].detach().clamp(max=1) * pull
-        return found
+        terms["L_selfreg"] = terms["main"].detach().clamp(max=1) * pull
+        return terms
 
 
 def projector(dim: int) -> nn.Sequential:

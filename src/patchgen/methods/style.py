@@ -29,7 +29,7 @@ from torch.func import functional_call
 
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import POSITIVE, SHARE, Method
+from patchgen.methods.method import POSITIVE, SHARE, Method, take
 from patchgen.methods.miro import first_outputs, num_channels
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
@@ -76,17 +76,16 @@ class SagNet(Method):
         super().setup(model)
         [place] = style_places(model.backbone, (1,) if model.backbone.family.convolutional else ())
         self.style = StyleHead(num_channels(first_outputs([place], model)[0]), model.head.out_features)
-        self._seen: Tensor | None = None
+        self.seen: Tensor | None = None
         on_training_passes(place, model.backbone, self._randomise)
 
     def _randomise(self, x: Tensor) -> Tensor:
-        self._seen = x
+        self.seen = x
         share = torch.rand(len(x), device=x.device)
         return mix_variances(x, torch.randperm(len(x), device=x.device), share)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        x, self._seen = self._seen, None  # taken once, so that its graph can be freed
-        assert x is not None, "the model runs before its losses"
+        x = take(self, "seen")
         mixed = swap_content(x, torch.randperm(len(x), device=x.device))  # (B, N, C)
         held = {name: tensor.detach() for name, tensor in self.style.named_parameters()}
         fooled: Tensor = functional_call(self.style, held, mixed)
