@@ -27,9 +27,10 @@ Map = Callable[[np.ndarray], np.ndarray]  # G: (N,P*d) -> (N,g)
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A mask with its representations, and those of C*."""
+    """A mask of some patches, with the representations under it and under C*."""
 
     name: str
+    patches: Patches
     mask: np.ndarray  # (N,P)
     learned: np.ndarray  # (N,g)  G(Phi_m)
     oracle: np.ndarray  # (N,g)  G(Phi_C)
@@ -38,6 +39,20 @@ class Selection:
     def eta(self) -> float:
         """The largest |learned - oracle| over the samples."""
         return float(np.linalg.norm(self.learned - self.oracle, axis=1).max())
+
+    def only(self, rows: np.ndarray) -> Selection:
+        return Selection(self.name, self.patches.only(rows), self.mask[rows], self.learned[rows], self.oracle[rows])
+
+    def risks(self, head: Head) -> dict[str, DomainRisk]:
+        learned, true = (head.loss(u, self.patches.label) for u in (self.learned, self.oracle))
+        values = np.column_stack([learned, true, np.abs(self.mask - self.patches.truth).mean(1)])
+        return {name: DomainRisk(*values[self.patches.rows(name)].mean(0).tolist()) for name in self.patches.domains}
+
+    def stability(self, bound: float) -> list[BoundCheck]:
+        return bounds.mask_stability(self.learned, self.oracle, self.mask, self.patches.truth, bound, self.name)
+
+    def separation(self, eta: float, result: str = "Prop. 3.3", error: str = "eta") -> BoundCheck:
+        return bounds.separation(self.learned, self.oracle, self.patches.label, eta, self.name, result, error)
 
 
 def pooled(phi: np.ndarray) -> np.ndarray:
@@ -49,7 +64,7 @@ G_MAPS: dict[str, Map] = {"identity": lambda phi: phi, "pooled": pooled}
 
 
 def select(name: str, test: Patches, mask: np.ndarray, G: Map = G_MAPS["identity"]) -> Selection:
-    return Selection(name, mask.astype(float), G(masked(test.z, mask)), G(masked(test.z, test.truth)))
+    return Selection(name, test, mask.astype(float), G(masked(test.z, mask)), G(masked(test.z, test.truth)))
 
 
 # Oracle images
@@ -120,10 +135,10 @@ def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[Bound
     if size == PATCHES:
         del masks["shifted"]  # shifting everything changes nothing
     for name, mask in masks.items():
-        rows += shift_rows(test, select(name, test, mask), head, BOUND)
+        rows += shift_rows(select(name, test, mask), head, BOUND)
     for name, G in G_MAPS.items():
-        rows += separation_rows(test, select(f"noisy, G = {name}", test, noisy, G), BOUND)
-    return rows + all_shift_rows(train, test, select("noisy, G = pooled", test, noisy, pooled))
+        rows += separation_rows(select(f"noisy, G = {name}", test, noisy, G), BOUND)
+    return rows + all_shift_rows(train, select("noisy, G = pooled", test, noisy, pooled))
 
 
 def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: int) -> list[BoundCheck]:
@@ -136,48 +151,39 @@ def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: in
     return rows
 
 
-def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> list[BoundCheck]:
+def shift_rows(selection: Selection, head: Head, bound: float) -> list[BoundCheck]:
     """[Lemma C.1, Lemma C.2, 3.2] Of one mask."""
-    scale, risks = head.lipschitz * bound * chosen.mask.shape[1], domain_risks(test, chosen, head)
-    rows = [bounds.two_domains(risks, scale, chosen.name)]
-    if (chosen.mask == test.truth).all():
+    scale, risks = head.lipschitz * bound * selection.mask.shape[1], selection.risks(head)
+    rows = [bounds.two_domains(risks, scale, selection.name)]
+    if (selection.mask == selection.patches.truth).all():
         return rows
-    stable = bounds.mask_stability(chosen.learned, chosen.oracle, chosen.mask, test.truth, bound, chosen.name)
-    return [*stable, bounds.risk_deviation(risks, scale, chosen.name), *rows]
+    return [*selection.stability(bound), bounds.risk_deviation(risks, scale, selection.name), *rows]
 
 
-def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[BoundCheck]:
+def separation_rows(selection: Selection, bound: float) -> list[BoundCheck]:
     """[3.3, Cor. C.2] With the measured eta, and with the eta that the mask's largest error implies."""
-    q = float(np.abs(chosen.mask - test.truth).sum(1).max())
-    args = chosen.learned, chosen.oracle, test.label
-    return [
-        bounds.separation(*args, chosen.eta, chosen.name),
-        bounds.separation(*args, bound * q, chosen.name, "Cor. C.2", "Bq"),
-    ]
+    q = float(np.abs(selection.mask - selection.patches.truth).sum(1).max())
+    return [selection.separation(selection.eta), selection.separation(bound * q, "Cor. C.2", "Bq")]
 
 
-def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[BoundCheck]:
+def all_shift_rows(train: Patches, selection: Selection) -> list[BoundCheck]:
     """[Cor. 3.1] Both at once: the last class is unknown to the head, and the domains differ in their context.
 
     The risk speaks of the known classes, the separation of all; there is no bound on the two together.
     """
-    old, known = train.label != test.label.max(), test.label != test.label.max()
+    unknown = selection.patches.label.max()
+    old = train.label != unknown
     head = fit_head(pooled(masked(train.z[old], train.truth[old])), train.label[old])
-    part = Selection(chosen.name, chosen.mask[known], chosen.learned[known], chosen.oracle[known])
-    risks = domain_risks(test.only(known), part, head)
-    return componentwise(risks, head.lipschitz * BOUND * PATCHES, test, chosen)
+    risks = selection.only(selection.patches.label != unknown).risks(head)
+    return componentwise(risks, head.lipschitz * BOUND * PATCHES, selection)
 
 
-def componentwise(risks: dict[str, DomainRisk], scale: float, test: Patches, chosen: Selection) -> list[BoundCheck]:
+def componentwise(risks: dict[str, DomainRisk], scale: float, selection: Selection) -> list[BoundCheck]:
     """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
-    apart = bounds.separation(chosen.learned, chosen.oracle, test.label, chosen.eta, chosen.name, "Cor. 3.1")
-    return [bounds.two_domains(risks, scale, chosen.name, "Cor. 3.1"), apart]
-
-
-def domain_risks(test: Patches, chosen: Selection, head: Head) -> dict[str, DomainRisk]:
-    learned, true = (head.loss(u, test.label) for u in (chosen.learned, chosen.oracle))
-    values = np.column_stack([learned, true, np.abs(chosen.mask - test.truth).mean(1)])
-    return {name: DomainRisk(*values[test.rows(name)].mean(0).tolist()) for name in test.domains}
+    return [
+        bounds.two_domains(risks, scale, selection.name, "Cor. 3.1"),
+        selection.separation(selection.eta, "Cor. 3.1"),
+    ]
 
 
 # Fitted rules
@@ -259,7 +265,6 @@ def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int,
     few = select("right for 97 %, G = pooled", test, oracle.mostly_right_mask(test.truth, seed), pooled)
     mean_eta = float(np.linalg.norm(few.learned - few.oracle, axis=1).mean())
     mean_q = float(np.abs(few.mask - test.truth).mean()) * PATCHES
-    few_args = few.learned, few.oracle, test.label
 
     def summed(mask: np.ndarray) -> np.ndarray:
         return PATCHES**0.5 * pooled(masked(test.z, mask))
@@ -274,14 +279,13 @@ def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int,
         "G non-expansive: the plain sum over the patches": bounds.mask_stability(
             summed(noisy), summed(test.truth), noisy, test.truth, BOUND, "noisy, G = sum")[0],
         "L: the head is a thousand times steeper than L says": bounds.risk_deviation(
-            domain_risks(test, shifted, head), scale / UNDERSTATED, "shifted"),
+            shifted.risks(head), scale / UNDERSTATED, "shifted"),
         "one law of (Phi_C, Y): style reaches C*": bounds.two_domains(
-            domain_risks(styled, select("true mask", styled, styled.truth), head), scale, "true mask"),
-        "eta bounds every sample: its mean is used": bounds.separation(*few_args, mean_eta, few.name),
-        "q bounds every sample: its mean is used": bounds.separation(
-            *few_args, BOUND * mean_q, few.name, "Cor. C.2", "Bq"),
+            select("true mask", styled, styled.truth).risks(head), scale, "true mask"),
+        "eta bounds every sample: its mean is used": few.separation(mean_eta),
+        "q bounds every sample: its mean is used": few.separation(BOUND * mean_q, "Cor. C.2", "Bq"),
         "one law of (Phi_C, Y), unknown class present: style reaches C*": all_shift_rows(
-            train, styled, select("true mask, G = pooled", styled, styled.truth.astype(float), pooled))[0],
+            train, select("true mask, G = pooled", styled, styled.truth.astype(float), pooled))[0],
     }  # fmt: skip
     return [replace(row, size=BROKEN_SIZE, premises=f"broken: {what}") for what, row in unsound.items()]
 
@@ -318,19 +322,19 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
         raise ValueError(f"images must be at least {2 * len(fresh)}, two of every domain; got {images}")
     fit_on = at_most(np.concatenate(list(fold.train.values())), images, [config.seed, 15])
     use = np.concatenate([at_most(rows, share, [config.seed, 16, i]) for i, rows in enumerate(fresh.values())])
-    (train, _), (test, chosen) = (_read(subject, rows, tick) for rows in (fit_on, use))
+    (train, _), (test, selection) = (_read(subject, rows, tick) for rows in (fit_on, use))
     truth, bound = subject.truth, largest_norm(train, test)
     size = int(truth.sum(1).max())
     head = Head(*(p.detach().cpu().double().numpy() for p in (model.head.weight, model.head.bias)))
     rows = [
         *subset_rows(train, test, size, bound, config.seed),
-        *shift_rows(test, chosen, head, bound),
-        *separation_rows(test, chosen, bound),
-        *componentwise(domain_risks(test, chosen, head), head.lipschitz * bound * truth.shape[1], test, chosen),
+        *shift_rows(selection, head, bound),
+        *separation_rows(selection, bound),
+        *componentwise(selection.risks(head), head.lipschitz * bound * truth.shape[1], selection),
     ]
     # of G between the learned and the true mask: at most 1 if it is non-expansive
-    apart = np.linalg.norm(masked(test.z, chosen.mask) - masked(test.z, test.truth), axis=1)
-    expansion = np.linalg.norm(chosen.learned - chosen.oracle, axis=1) / np.maximum(apart, 1e-12)
+    apart = np.linalg.norm(masked(test.z, selection.mask) - masked(test.z, test.truth), axis=1)
+    expansion = np.linalg.norm(selection.learned - selection.oracle, axis=1) / np.maximum(apart, 1e-12)
     facts = {"run": Path(run).resolve().name, "data": Path(config.data).name, "fitted on": len(fit_on)}
     facts |= {"measured on": len(use), "largest expansion of G": float(expansion.max())}
     return {"rows": [asdict(replace(row, size=size, premises="approximate")) for row in rows], "facts": facts}
@@ -357,4 +361,4 @@ def _read(subject: Subject, rows: np.ndarray, tick: Tick) -> tuple[Patches, Sele
         tick(len(part))
     u, mask, learned, true = map(np.concatenate, zip(*outputs, strict=True))
     patches = Patches(u, truth[rows], table.label[rows], table.domain[rows], table.domains)
-    return patches, Selection("learned mask", mask, learned, true)
+    return patches, Selection("learned mask", patches, mask, learned, true)
