@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ FIGURES = {"perturbation-1", "perturbation-2", "curves", "geometry", "overlays",
 TinyRun = Callable[..., RunFolder]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def coarse_figures() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 50)  # drawing takes most of the time
+        yield
+
+
 @pytest.fixture(scope="module")
 def oracle_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     domains = (Domain("amber", 1.0, 0.2), Domain("dusk", 0.5, 0.2), Domain("mist", 0.25, 0.2))
@@ -45,9 +52,7 @@ def runs(tiny_run: TinyRun, oracle_settings: dict[str, Any]) -> dict[str, RunFol
 def out(runs: dict[str, RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("diagnosis")
     words = [str(runs["patchgen"].path), "--against", str(runs["lp-ln"].path), "--images", "9", "--steps", "4"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "DPI", 50)  # drawing takes most of the time
-        assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
+    assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
     return folder
 
 

@@ -203,7 +203,7 @@ def test_a_convolutional_net_has_gradients_but_no_attention() -> None:
     assert rank("grad-cam", selective, pixels).isfinite().all()
 
 
-def test_what_a_classifier_lacks_is_an_error_with_what_it_has() -> None:
+def test_missing_rankings_are_an_error_with_the_available_ones() -> None:
     model = make("cls")
     assert "mask" not in available(model) and "mask" in available(make("patchgen"))
     with pytest.raises(ValueError, match="lp-ln has no ranking 'mask'.*it has attention, rollout"):

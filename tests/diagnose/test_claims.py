@@ -74,7 +74,7 @@ def test_verdicts(record: dict[str, Any], more: dict[str, Any], wanted: dict[str
     assert verdicts([record] * 10, **more).items() >= wanted.items()
 
 
-def test_only_images_with_a_selection_count() -> None:
+def test_only_images_with_a_partial_selection_count() -> None:
     some, all_or_none = [image(True, False, 0.9)] * 10, [image(False, True, 0.9, selected=1.0)] * 30
     assert verdicts(some + all_or_none)["A"] == "yes"
     assert verdicts(some[:9] + all_or_none)["A"] == "not tested"
@@ -90,7 +90,7 @@ def test_a_classifier_at_chance_is_not_explained() -> None:
     ("full", "empty", "says"),
     [(10, 0, "all 1"), (0, 10, "all 0"), (6, 1, "mostly constant"), (1, 0, "selective, but"), (0, 0, "selective:")],
 )
-def test_masks_that_choose_nothing_are_named(full: int, empty: int, says: str) -> None:
+def test_constant_masks_are_named(full: int, empty: int, says: str) -> None:
     assert mask_verdict(full, empty, 10).startswith(says)
 
 

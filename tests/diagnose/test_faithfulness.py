@@ -141,7 +141,7 @@ def test_area_by_hand_where_steps_are_uneven() -> None:
         faith.step_sets(torch.arange(5)[None], 6)
 
 
-def test_equal_sets_are_asked_once_and_an_images_sets_stand_together() -> None:
+def test_equal_sets_are_computed_once() -> None:
     asked: list[tuple[int, tuple[bool, ...]]] = []
     weights = torch.rand(3, 4)
 

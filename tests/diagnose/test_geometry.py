@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sklearn.decomposition import PCA
 
 from patchgen.diagnose import geometry
 
@@ -44,7 +43,7 @@ def test_knn_learns_from_the_other_domains_only() -> None:
     assert found is not None and found["unseen"] == 0
 
 
-def test_too_little_to_measure_is_none() -> None:
+def test_too_few_images_or_groups_are_none() -> None:
     one = np.repeat("only", 120)
     found = geometry.numbers(cloud(1, 1), one, one, "only")
     assert found["silhouette_by_class"] is None and found["domain_separability"] is None
@@ -53,16 +52,7 @@ def test_too_little_to_measure_is_none() -> None:
     assert geometry.domain_separability(cloud(0, 0), few) is None
 
 
-def test_pca_is_that_of_scikit_learn_up_to_the_sign() -> None:
-    points = cloud(5, 2)
-    ours, theirs = geometry.pca(points), PCA(2).fit_transform(points)
-    for axis in range(2):
-        assert np.allclose(np.abs(ours[:, axis]), np.abs(theirs[:, axis]), atol=1e-8)
-        assert ours[:, axis].max() >= -ours[:, axis].min()
-    assert np.array_equal(geometry.pca(np.ones((3, 4))), np.zeros((3, 2)))
-
-
-def test_which_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_umap_or_pca(monkeypatch: pytest.MonkeyPatch) -> None:
     points = cloud(5, 2)
     assert geometry.flat(points, "pca")[1] == "PCA"
     assert geometry.flat(points[:10], "auto")[1] == "PCA"

@@ -25,7 +25,7 @@ from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
 from patchgen.predict.embed import write_columns
 from patchgen.predict.fold_runs import Subject, geometry_rows, open_subjects, unseen_rows
-from patchgen.runs.scores import score_record
+from patchgen.runs.scores import recorded_mask
 
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
@@ -110,15 +110,10 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         points[subject.name], way = geometry.flat(features, options.projection, options.seed)
         plane = {"x": points[subject.name][:, 0], "y": points[subject.name][:, 1]}
         exported[subject.name] = {"path": path, "domain": domain, "label": label, "features": features, **plane}
-        untrained = {  # the mask before the first step, on the whole unseen domain, if it was recorded
-            name.removeprefix("untrained_"): value
-            for name, value in score_record(subject.folder).get("mask", {}).items()
-            if name.startswith("untrained_")
-        }
         runs[subject.name] = {
             "run": subject.run,
             **summarise(records[subject.name], subject.patches),
-            "untrained": untrained,
+            "untrained": {name: pair["untrained"] for name, pair in recorded_mask(subject.folder.path).items()},
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
     config = main.predictor.config

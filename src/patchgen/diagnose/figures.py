@@ -11,7 +11,7 @@ import numpy as np
 from patchgen.diagnose.faithfulness import OPERATORS, shares
 from patchgen.draw.overlay import COLOURS as MAP_COLOURS
 from patchgen.draw.overlay import OPACITY, upsample
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain, side_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,8 +88,7 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
                 rows += [(run, way, ranking, *point) for point in points]
             axes.set_title(f"{run}: {way} ({better} is better)", fontsize=10, parse_math=False)
             axes.set(xlabel=f"patches {patches} (%)", ylim=(-0.02, 1.02))
-            axes.legend(frameon=False, fontsize=7.5, title="area", title_fontsize=8, loc="center left",
-                        bbox_to_anchor=(1, 0.5))  # fmt: skip
+            side_legend(axes, fontsize=7.5, title="area", title_fontsize=8)
             plain(axes)
         line[0].set_ylabel("p(predicted class)")
     text = f"Insertion and deletion curves ({operator}) of each run and ranking"
@@ -121,10 +120,7 @@ def _scatter(axes: Axes, points: np.ndarray, group: np.ndarray, titles: Mapping[
                      alpha=0.8, label=title)  # fmt: skip
     axes.set(xticks=[], yticks=[])
     if len(titles) <= 24:
-        columns = 1 if len(titles) <= 12 else 2
-        legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        side_legend(axes, fontsize=8, ncols=1 if len(titles) <= 12 else 2)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def flat(features: np.ndarray, how: Projection = "auto", seed: int = 0) -> tuple
 
 def pca(features: np.ndarray) -> np.ndarray:
     """The first two principal components (N,2); their arbitrary sign makes the largest entry positive."""
-    u, s, _ = np.linalg.svd(features.astype(np.float64) - features.mean(0), full_matrices=False)
-    points = np.zeros((len(features), 2))
-    points[:, : min(2, len(s))] = (u * s)[:, :2]
+    from sklearn.decomposition import PCA
+
+    points = PCA(2, svd_solver="full").fit_transform(features.astype(np.float64))
     return points * np.where(points.max(0) < -points.min(0), -1, 1)

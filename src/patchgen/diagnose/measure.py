@@ -159,19 +159,18 @@ def _curves_of(answered: Mapping[str, np.ndarray], i: int, ranking: str) -> Reco
 def _mask_facts(scores: Mapping[str, Tensor], truth: np.ndarray | None) -> list[Record]:
     """Of each image the statistics of the mask and, if the truth is known, how well each ranking finds it."""
     arrays = {name: score.detach().cpu().numpy() for name, score in scores.items()}
-    facts: list[Record] = [{} for _ in arrays["random"]]
-    recovery = {}
+    facts: dict[str, dict[str, np.ndarray]] = {}
+    if "mask" in arrays:
+        facts["mask"] = {name: getattr(arrays["mask"], name)(1) for name in ("min", "mean", "max")}
     if truth is not None:
         recovery = {name: mask_recovery(score, truth) for name, score in arrays.items() if name != "truth"}
-    for i, record in enumerate(facts):
-        if "mask" in arrays:
-            mask = arrays["mask"][i]
-            record["mask"] = {"min": _number(mask.min()), "mean": _number(mask.mean()), "max": _number(mask.max())}
-        if recovery:
-            record["auroc"] = {name: _number(each["auroc"][i]) for name, each in recovery.items()}
+        facts["auroc"] = {name: each["auroc"] for name, each in recovery.items()}
         if "mask" in recovery:
-            record["mask"] |= {name: _number(recovery["mask"][name][i]) for name in ("iou", "error", "kept")}
-    return facts
+            facts["mask"] |= {name: recovery["mask"][name] for name in ("iou", "error", "kept")}
+    return [
+        {part: {name: _number(values[i]) for name, values in of_part.items()} for part, of_part in facts.items()}
+        for i in range(len(arrays["random"]))
+    ]
 
 
 def _number(value: Any) -> float | None:
@@ -179,6 +178,15 @@ def _number(value: Any) -> float | None:
 
 
 # Means over images and their standard errors
+
+SUMMARY = {"correct": "accuracy", "true": "p_true", "predicted": "p_predicted"}  # names of records in a summary
+
+
+def means(records: Sequence[Any]) -> Any:
+    """Mean and error of each number of nested records."""
+    if not isinstance(records[0], dict):
+        return mean_and_error(records)
+    return {SUMMARY.get(name, name): means([record[name] for record in records]) for name in records[0]}
 
 
 def mean_and_error(values: Iterable[float | bool | None]) -> dict[str, float] | None:
@@ -200,23 +208,22 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Record:
 
 def summarise(records: Sequence[Record], patches: int) -> Record:
     """The summary of one run for the page, the figures and the claims."""
-    first = records[0]
-    mask: Record | None = None
-    if "mask" in first:
+    summary: Record = {"images": len(records), "patches": patches, "mask": None, "auroc": None}
+    for name in ("correct", "selected", "mask", "auroc"):
+        if name in records[0]:
+            summary[SUMMARY.get(name, name)] = means([record[name] for record in records])
+    if summary["mask"]:
         full, empty = (sum(r["selected"] == share for r in records) for share in (1, 0))
-        mask = {"full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
-        mask |= {name: mean_and_error(r["mask"][name] for r in records) for name in first["mask"]}
-    auroc = {name: mean_and_error(r["auroc"][name] for r in records) for name in first.get("auroc", {})}
-    return {
-        "images": len(records),
-        "patches": patches,
-        "accuracy": mean_and_error(r["correct"] for r in records),
-        "selected": mean_and_error(r["selected"] for r in records),
-        "mask": mask,
-        "auroc": auroc if "auroc" in first else None,
-        "perturbation": {op: _perturbation([r["perturbation"][op] for r in records]) for op in first["perturbation"]},
-        "curves": {name: _curve([r["curves"][name] for r in records], patches) for name in first["curves"]},
+        verdict = mask_verdict(full, empty, len(records))
+        summary["mask"] = {"full": full, "empty": empty, "verdict": verdict, **summary["mask"]}
+    summary["perturbation"] = {
+        operator: {"nothing": sides.pop("nothing"), "everything": sides.pop("everything"), "rankings": sides}
+        for operator, sides in means([record["perturbation"] for record in records]).items()
     }
+    summary["curves"] = {
+        name: _curve([record["curves"][name] for record in records], patches) for name in records[0]["curves"]
+    }
+    return summary
 
 
 def mask_verdict(full: int, empty: int, images: int) -> str:
@@ -229,19 +236,6 @@ def mask_verdict(full: int, empty: int, images: int) -> str:
         return "selective: in every image some patches are selected and some are not"
     kind = "mostly constant:" if full + empty > images / 2 else "selective, but"
     return f"{kind} all patches are selected in {full} of {images} images and none in {empty}"
-
-
-def _perturbation(images: Sequence[Record]) -> Record:
-    """Of one operator, from its record of every image."""
-
-    def mean(rows: Sequence[Record]) -> Record:
-        accuracy = {"accuracy": mean_and_error(r["correct"] for r in rows)}
-        return accuracy | {f"p_{which}": mean_and_error(r[which] for r in rows) for which in CLASSES}
-
-    ends = {name: mean([r[name] for r in images]) for name in ("nothing", "everything")}
-    rankings = [name for name in images[0] if name not in ends]
-    sides = {name: {side: mean([r[name][side] for r in images]) for side in ("keep", "perturb")} for name in rankings}
-    return {**ends, "rankings": sides}
 
 
 def _curve(images: Sequence[Record], patches: int) -> Record:

@@ -63,6 +63,13 @@ def plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def side_legend(axes: Axes, **options: Any) -> None:
+    """A legend to the right of the axes; names are never read as formulas."""
+    legend = axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), **options)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def percent_axis(axes: Axes, highest: float) -> None:
     """An x axis in per cent from 0 to `highest`, with room for numbers next to the bars, but no tick above 100."""
     from matplotlib.ticker import MaxNLocator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, percent_axis, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, percent_axis, plain, side_legend
 from patchgen.report.table import Grid, Line
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ def error_bars(axes: Axes, at: Sequence[float], points: Sequence[Point | None], 
     """A line with errors; gaps where there is no number."""
     values = [np.nan if point is None else point[0] for point in points]
     axes.errorbar(at, values, yerr=[0 if point is None else point[1] for point in points], capsize=2, **style)
-
-
-def _legend(axes: Axes) -> None:
-    for text in axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)).get_texts():
-        text.set_parse_math(False)
 
 
 def bars(grid: Grid) -> Figure:
@@ -113,7 +108,7 @@ def stages(grid: Grid) -> Figure:
         plain(axes)
     first.set_ylim(top=min(first.get_ylim()[1], 100.8))  # per cent: no margin above 100
     first.set_ylabel("accuracy (%)")
-    _legend(panels[-1])
+    side_legend(panels[-1], fontsize=8)
     _gain_panel(figure.add_subplot(parts[1, :]), grid)
     return figure
 
@@ -209,5 +204,5 @@ def sensitivity(grid: Grid) -> Figure | None:
         axes.set(xlabel=name, xscale="linear" if name == "tau" else "log")
         plain(axes)
     panels[0].set_ylabel("accuracy (%)")
-    _legend(panels[-1])
+    side_legend(panels[-1], fontsize=8)
     return figure
