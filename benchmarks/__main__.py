@@ -35,17 +35,17 @@ def main(argv: list[str] | None = None) -> int:
     arguments, options = parser.parse_known_args(words)
     others = Others()
     try:
-        found = _measure(arguments.name, arguments.small, options)
+        result = _measure(arguments.name, arguments.small, options)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks {arguments.name}: {error}", file=sys.stderr)
         return 2
-    rows, busy = table(found), others.verdict()
+    rows, busy = table(result), others.verdict()
     if arguments.out is not None:
         write_text(arguments.out, markdown(rows) + (f"\n**{busy[0].upper()}{busy[1:]}.**\n" if busy else ""))
     if arguments.json:
         about = {"others": others.share(), "inconclusive": bool(busy)}
         listed = [{**row._asdict(), "verdict": row.verdict} for row in rows]
-        print(json.dumps({"found": found, "table": listed, "machine": about}))
+        print(json.dumps({"found": result, "table": listed, "machine": about}))
     else:
         print_table(("subject", "measured", "value", "target", ""), [(*row[:4], row.verdict) for row in rows])
         if busy:
@@ -74,11 +74,11 @@ def _measure(name: str, small: bool, options: list[str]) -> dict[str, dict[str, 
         return {name: tyro.cli(SUBJECTS[name].measure, prog=f"python -m benchmarks {name}", args=options)}
     if options:
         raise ValueError(f"{'--small' if small else 'all'} takes no further options, got {' '.join(options)}")
-    found = {}
+    result = {}
     for subject in TABLE if name == "all" else (name,):
         report(f"-- {subject}")
-        found[subject] = SUBJECTS[subject].measure(**SUBJECTS[subject].SMALL if small else {})
-    return found
+        result[subject] = SUBJECTS[subject].measure(**SUBJECTS[subject].SMALL if small else {})
+    return result
 
 
 if __name__ == "__main__":

@@ -78,9 +78,9 @@ def measure(*, repeats: int = 2, scale: float = 1.0, over: tuple[str, ...] = KIN
     return {"repeats": repeats, "rows": rows}
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    for row in found["rows"]:
+    for row in result["rows"]:
         largest = f"{row['sizes'][-1]:,} {row['over']}: {row['seconds'][-1]:.2g} s, {row['bytes'][-1] / 1e6:.0f} MB"
         what = f"{row['cost']}, {row['sizes'][0]:,} to {largest}; exponents of time and memory"
         reached = max(row["exponent"], row["memory"]) <= TARGET

@@ -146,8 +146,8 @@ def pixel_difference(backbone: Backbone, processor: Processor, folder: Path) -> 
         file = folder / f"image{number}.png"
         Image.fromarray(values).save(file)
         ours = torch.from_numpy(decode(file, SIDE, backbone.interpolation)).permute(2, 0, 1)[None].float() / 255
-        found = normalize(ours, backbone.mean, backbone.std)[0].numpy()
-        differences.append(np.abs(found - processor(Image.fromarray(values), SIDE)).max())
+        pixels = normalize(ours, backbone.mean, backbone.std)[0].numpy()
+        differences.append(np.abs(pixels - processor(Image.fromarray(values), SIDE)).max())
         file.unlink()
     return float(np.max(differences))  # nan stays nan
 

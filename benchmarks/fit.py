@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Line, report
-from benchmarks.fold import DOMAINS, PlainLoop, at_hand, image_cache, schedule, timed, write_domains
+from benchmarks.fold import DOMAINS, PlainLoop, image_cache, local_copy, schedule, timed, write_domains
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.fit.procedure import fit
 from patchgen.tasks import make_fold
@@ -45,7 +45,7 @@ def measure(
         folder = Path(name)
         config = Config(
             str(write_domains(folder / "data", images, pixels)), NO_DOMAIN, method="lp-ln",
-            backbone=at_hand(source, folder), image_size=image_size, steps=steps, batch_per_domain=per_domain,
+            backbone=local_copy(source, folder), image_size=image_size, steps=steps, batch_per_domain=per_domain,
             eval_every=every,
         )  # fmt: skip
         with image_cache(folder / "cache"):
@@ -58,9 +58,9 @@ def measure(
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
-    what = f"fit of {DOMAINS} sites, {found['images']} images, {found['steps']} steps each: plain loop / ours"
-    return [(what, f"{found['ratio']:.2f}", f">= {TARGET:g}", found["reached"])]
+def lines(result: dict[str, Any]) -> list[Line]:
+    what = f"fit of {DOMAINS} sites, {result['images']} images, {result['steps']} steps each: plain loop / ours"
+    return [(what, f"{result['ratio']:.2f}", f">= {TARGET:g}", result["reached"])]
 
 
 def _plain(config: Config) -> None:

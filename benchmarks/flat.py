@@ -1,7 +1,7 @@
 """Peak memory of `predict` over ever more images, and of `slide` over ever more slides: it should not grow.
 
-    found = measure()
-    found["images"]["ratio"]            # most bytes with the largest number / with the smallest
+    result = measure()
+    result["images"]["ratio"]            # most bytes with the largest number / with the smallest
 
 Each is a command in a process of its own, whose largest resident memory the system tells. Images are small generated
 JPEG files, slides are generated pyramids, and the model is an untrained one: what is asked is what is kept per image.
@@ -50,13 +50,13 @@ def measure(
             str(data), "d0", method="patchgen-select", backbone="tiny", image_size=56, steps=1, batch_per_domain=2
         )
         run = train(config, folder / "runs", quiet=True).path
-        found = {"images": _grow(images, lambda count: _predict(run, folder, count, pixels))}
+        result = {"images": _grow(images, lambda count: _predict(run, folder, count, pixels))}
         if find_spec("openslide") is not None:
-            found["slides"] = _grow(slides, lambda count: _slide(run, folder, count))
-    return found
+            result["slides"] = _grow(slides, lambda count: _slide(run, folder, count))
+    return result
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     return [
         (
             f"peak memory over {what}: {row['counts'][0]:,} to {row['counts'][-1]:,}, "
@@ -64,7 +64,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
             + " MB",
             f"{row['ratio']:.2f}", f"<= {TARGET}", row["ratio"] <= TARGET,
         )
-        for what, row in found.items()
+        for what, row in result.items()
     ]  # fmt: skip
 
 

@@ -85,16 +85,16 @@ def measure(
         pixels: Side of the generated JPEG files.
         per_domain: Images of each source domain in a step.
     """
-    found = {}
+    result = {}
     for name, policy in policies.items():
         report(f"{name}:")
-        found[name] = _measure_fold(source, policy, image_size, pixels, per_domain)
-    return {"policies": found}
+        result[name] = _measure_fold(source, policy, image_size, pixels, per_domain)
+    return {"policies": result}
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    for name, each in found["policies"].items():
+    for name, each in result["policies"].items():
         ours, plain = each["counts"]["ours"], each["counts"]["plain"]
         what = (
             f"evaluated as often as {name}: plain loop / ours ({plain['trained']:,} images trained on, "
@@ -112,7 +112,7 @@ def _measure_fold(source: str, policy: Policy, image_size: int, pixels: int, per
         folder = Path(name)
         data = write_domains(folder / "data", images, pixels)
         config = Config(
-            str(data), "d0", method="lp-ln", backbone=at_hand(source, folder), image_size=image_size, steps=steps,
+            str(data), "d0", method="lp-ln", backbone=local_copy(source, folder), image_size=image_size, steps=steps,
             batch_per_domain=per_domain, eval_every=every, val_images=val_images,
         )  # fmt: skip
         seconds, counts = {}, {}
@@ -233,7 +233,7 @@ def every_split(fold: Fold) -> dict[str, np.ndarray]:
     return training | held_out | {f"{fold.unseen} {part}": rows for part, rows in fold.test.items()}
 
 
-def at_hand(source: str, folder: Path) -> str:
+def local_copy(source: str, folder: Path) -> str:
     """A named architecture with random weights becomes a folder, which both loops read."""
     if source not in BACKBONES or source == "tiny":
         return source

@@ -59,12 +59,12 @@ def measure(*, images: int = 96, pixels: int = 227, size: int = 224, repeats: in
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
-    ratio, where = found["ratio"], f"{found['pixels']} px files"
+def lines(result: dict[str, Any]) -> list[Line]:
+    ratio, where = result["ratio"], f"{result['pixels']} px files"
     cached = f"{where}, cached: images/s / plain pipeline's"
     return [
         (f"{where}, cold: images/s / plain pipeline's", f"{ratio['cold']:.2f}"),
-        (cached, f"{ratio['cached']:.2f}", f">= {TARGET:g}", found["reached"]),
+        (cached, f"{ratio['cached']:.2f}", f">= {TARGET:g}", result["reached"]),
     ]
 
 

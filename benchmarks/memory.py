@@ -45,14 +45,14 @@ def measure(*, dim: int = 384, patches: tuple[int, ...] = (256, 1024, 4096)) -> 
     return {"dim": dim, "heads": default_heads(dim), "bytes": rows, "exponent": exponent}
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
-    ratios = [row["patchgen"] / row["explicit"] for row in found["bytes"]]
+def lines(result: dict[str, Any]) -> list[Line]:
+    ratios = [row["patchgen"] / row["explicit"] for row in result["bytes"]]
     sizes: list[Line] = [
         (f"module at P = {row['patches']:,}: bytes / explicit P x P", f"{ratio:.3f}")
-        for row, ratio in zip(found["bytes"], ratios, strict=True)
+        for row, ratio in zip(result["bytes"], ratios, strict=True)
     ]
     sizes[-1] = (*sizes[-1][:2], f"<= {TARGET}", ratios[-1] <= TARGET)
-    growth = found["exponent"]
+    growth = result["exponent"]
     return [*sizes, ("peak bytes over P: exponent (explicit)", f"{growth['patchgen']:.2f} ({growth['explicit']:.2f})")]
 
 

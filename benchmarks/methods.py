@@ -48,22 +48,22 @@ def measure(
     """
     if repeats < 1 or per_domain < 2:
         raise ValueError(f"repeats must be at least 1 and per_domain at least 2, not {repeats} and {per_domain}")
-    batch, found = random_batch(per_domain * DOMAINS, image_size, device()), {}
+    batch, result = random_batch(per_domain * DOMAINS, image_size, device()), {}
     for name in compared_methods(names or ["all"]):
         theirs, own = (trained_step(each, source, image_size) for each in (BASELINE, name))
         works = {"theirs": partial(theirs, batch), "own": partial(own, batch)}
         seconds = take_turns(works, repeats, step_seconds)
         ratios = sorted(map(truediv, seconds["own"], seconds["theirs"]))
-        found[name] = {
+        result[name] = {
             "ratio": statistics.median(ratios),
             "lowest": ratios[0],
             "highest": ratios[-1],
             "trained_parameters": sum(t.numel() for t in trained_tensors(own.model).values()),
             "own_parameters": sum(p.numel() for p in own.method.parameters()),
         }
-        report(f"{name:<24} {found[name]['ratio']:.2f} x {BASELINE}")
+        report(f"{name:<24} {result[name]['ratio']:.2f} x {BASELINE}")
     if csv is not None:
-        write_text(csv, "\n".join(["method,ratio", *(f"{name},{m['ratio']:.2f}" for name, m in found.items())]) + "\n")
+        write_text(csv, "\n".join(["method,ratio", *(f"{name},{m['ratio']:.2f}" for name, m in result.items())]) + "\n")
     return {
         "backbone": source,
         "image_size": image_size,
@@ -71,16 +71,16 @@ def measure(
         "domains": DOMAINS,
         "repeats": repeats,
         "threads": torch.get_num_threads(),
-        "methods": found,
+        "methods": result,
     }
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     return [
         (
             f"{name}: step / LP+LN's ({each['trained_parameters']:,} trained parameters, "
             f"{each['own_parameters']:,} of the method's own)",
             f"{each['ratio']:.2f} ({each['lowest']:.2f}-{each['highest']:.2f})",
         )
-        for name, each in found["methods"].items()
+        for name, each in result["methods"].items()
     ]

@@ -71,9 +71,9 @@ def measure(
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    for name, each in found["modes"].items():
+    for name, each in result["modes"].items():
         if name == PLAIN:
             continue
         value = f"{each['faster']:.2f} ({each['lowest']:.2f}-{each['highest']:.2f})"
@@ -81,7 +81,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
             value += ", not compiled"
         elif each["compile_seconds"] is not None:
             value += f", after {each['compile_seconds']:.0f} s of compiling"
-        what = f"{found['backbone']}, {found['image_size']} px, {found['device']}: LP+LN step, {name}"
+        what = f"{result['backbone']}, {result['image_size']} px, {result['device']}: LP+LN step, {name}"
         rows.append((f"{what}: times as fast as {PLAIN}", value))
     return rows
 

@@ -1,7 +1,7 @@
 """Other software at equal work on the same files: how many times as long it takes.
 
-    found = measure(images=64)
-    found["ratios"]["predict"]["median"], found["ratios"]["predict"]["quartiles"]      # above 1: ours is faster
+    result = measure(images=64)
+    result["ratios"]["predict"]["median"], result["ratios"]["predict"]["quartiles"]      # above 1: ours is faster
 
 - `predict`: transformers' image-classification pipeline, the same architecture, files and batch, one process.
 - `train`: a plain PyTorch script, the same images, steps and evaluations.
@@ -32,7 +32,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from benchmarks.common import Line, at_least_one, now, random_features, report, write_images
-from benchmarks.fold import PlainLoop, at_hand, evaluations, image_cache, write_domains
+from benchmarks.fold import PlainLoop, evaluations, image_cache, local_copy, write_domains
 from benchmarks.predict import untrained_predictor
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.config import Config
@@ -84,10 +84,10 @@ def measure(
     return {**about, "repeats": repeats, "machine": machine(), "ratios": ratios}
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    about = f"{found['source']}, {found['image_size']} px, {found['images']} images, {found['machine']}"
-    for peer, ratio in found["ratios"].items():
+    about = f"{result['source']}, {result['image_size']} px, {result['images']} images, {result['machine']}"
+    for peer, ratio in result["ratios"].items():
         low, high = ratio["quartiles"]
         value = f"{ratio['median']:.2f} ({low:.2f}-{high:.2f}), processor {ratio['processor']:.2f}"
         what = f"{PEERS[peer]} ({about})" if peer in TARGETS else PEERS[peer]
@@ -150,7 +150,7 @@ def prediction(source: str, files: list[Path], image_size: int, batch: int) -> P
 def training(source: str, folder: Path, images: int, pixels: int, image_size: int, steps: int) -> Pair:
     """LP+LN on three sites, evaluated at the first and the last step, and once on the fourth site."""
     config = Config(
-        str(write_domains(folder / "sites", images, pixels)), "d0", method="lp-ln", backbone=at_hand(source, folder),
+        str(write_domains(folder / "sites", images, pixels)), "d0", method="lp-ln", backbone=local_copy(source, folder),
         image_size=image_size, steps=steps, eval_every=steps, batch_per_domain=4, cache=False,
     )  # fmt: skip
     turns = iter(range(1, 1000))  # each turn a run of its own

@@ -1,7 +1,7 @@
 """`predict` from file to prediction on the fastest runtime that is installed, against torch in float32.
 
-    found = measure(model="runs/4f2a9c01b7de", files=("photos",), images=2000)
-    found["runtimes"]["auto"]["speed"]          # median and quartiles of how many times as fast, turn by turn
+    result = measure(model="runs/4f2a9c01b7de", files=("photos",), images=2000)
+    result["runtimes"]["auto"]["speed"]          # median and quartiles of how many times as fast, turn by turn
 
 Without a model, an untrained one of a named architecture takes its place: it costs the same.
 """
@@ -65,10 +65,10 @@ def measure(
         return measure_runtimes(predictor, found, runtimes, batch, repeats)
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    about = f"{found['image_size']} px, {found['images']:,} images, {found['machine']['threads']} threads"
-    for number, row in enumerate(found["runtimes"].values()):
+    about = f"{result['image_size']} px, {result['images']:,} images, {result['machine']['threads']} threads"
+    for number, row in enumerate(result["runtimes"].values()):
         name, masks = f"{row['engine']}, {about}", row["masks"]
         if number:
             rows.append(_judged(f"{name}: times as fast as torch", row["speed"], SPEED))
@@ -135,9 +135,9 @@ def measure_runtimes(
     return {**about, "images": len(files), "batch": batch, "machine": machine, "runtimes": rows, "seconds": seconds}
 
 
-def apart(truth: Sequence[Prediction], found: Sequence[Prediction]) -> dict[str, float | None]:
+def apart(truth: Sequence[Prediction], answers: Sequence[Prediction]) -> dict[str, float | None]:
     """Differences between predictions for the same images."""
-    pairs = list(zip(truth, found, strict=True))
+    pairs = list(zip(truth, answers, strict=True))
     masks = [np.abs(a.mask - b.mask).max() for a, b in pairs if a.mask is not None and b.mask is not None]
     return {
         "same_class": float(np.mean([a.label == b.label for a, b in pairs])),

@@ -58,11 +58,11 @@ def measure(source: str = "dinov2-small", *, image_size: int = 112, images: int 
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
-    ratio = found["ratio"]
-    what = f"LP, no augmentation, {found['passes']} passes: without / with kept features"
+def lines(result: dict[str, Any]) -> list[Line]:
+    ratio = result["ratio"]
+    what = f"LP, no augmentation, {result['passes']} passes: without / with kept features"
     return [
-        (what, f"{ratio['run']:.0f}", f">= {TARGET:g}", found["reached"]),
+        (what, f"{ratio['run']:.0f}", f">= {TARGET:g}", result["reached"]),
         ("a step that finds its features", f"{ratio['step']:.0f}"),
     ]
 

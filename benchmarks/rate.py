@@ -11,12 +11,14 @@ Seconds are the processor's: what other programs take from a core is not counted
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from operator import truediv
 from typing import Any
 
 import torch
 
-from benchmarks.common import Line, at_least_one, device, report, step_seconds, trained_step
+from benchmarks.common import Line, at_least_one, device, report, step_seconds, take_turns, trained_step
 from patchgen.diagnose.cost import count_flops, random_batch
 
 METHODS = ("lp", "lp-ln", "full", "patchgen")
@@ -48,11 +50,11 @@ def measure(
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     rows: list[Line] = []
-    for source, methods in found["backbones"].items():
+    for source, methods in result["backbones"].items():
         for name, each in methods.items():
-            what = f"{source}, {found['image_size']} px: {name}"
+            what = f"{source}, {result['image_size']} px: {name}"
             share, step = f"{each['share']:.2f}", f"{each['step']:.3f} (floor {each['floor']:.3f})"
             if name == "lp-ln":
                 rows.append(
@@ -70,28 +72,19 @@ def _methods(source: str, image_size: int, batch: int, repeats: int) -> dict[str
     data = random_batch(batch, image_size, device())
     steps = {name: trained_step(name, source, image_size) for name in METHODS}
     flops = {name: count_flops(step, data) for name, step in steps.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
-    shares: dict[str, list[float]] = {name: [] for name in METHODS}
-    for turn in range(repeats + 1):
-        for name, step in steps.items():
-            rate = matmul_rate()
-            taken = step_seconds(step, data)
-            if turn:  # the first warms up
-                seconds[name].append(taken)
-                shares[name].append(flops[name] / taken / rate)
-    found = {}
+    matrix = torch.ones(SIDE, SIDE, device=device())
+    works: dict[str, Callable[[], object]] = {}
+    for name, step in steps.items():
+        works |= {f"matmul before {name}": partial(torch.matmul, matrix, matrix), name: partial(step, data)}
+    seconds = take_turns(works, repeats, step_seconds)
+    result = {}
     for name in METHODS:
-        found[name] = {
+        products = map(truediv, seconds[f"matmul before {name}"], seconds[name])
+        result[name] = {
             "gflops_per_image": flops[name] / batch / 1e9,
-            "share": statistics.median(shares[name]),
+            "share": flops[name] / (2 * SIDE**3) * statistics.median(products),
             "step": statistics.median(map(truediv, seconds[name], seconds["lp-ln"])),
             "floor": flops[name] / flops["lp-ln"],
         }
-        report(f"{source} {name:<8} {found[name]['share']:.2f} of the matmul rate")
-    return found
-
-
-def matmul_rate(side: int = SIDE) -> float:
-    """Floating-point operations a second of a product of two (side, side) matrices."""
-    a = torch.ones(side, side, device=device())
-    return 2 * side**3 / step_seconds(torch.matmul, a, a)
+        report(f"{source} {name:<8} {result[name]['share']:.2f} of the matmul rate")
+    return result

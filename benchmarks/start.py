@@ -1,8 +1,8 @@
 """Seconds that a command needs to answer: `import patchgen` and `patchgen --help`, each in a fresh process.
 
-found = measure()
-found["seconds"]["patchgen --help"]          # on the clock; beside it what Python alone takes
-found["processor"]["patchgen --help"]        # without what other programs took meanwhile
+result = measure()
+result["seconds"]["patchgen --help"]          # on the clock; beside it what Python alone takes
+result["processor"]["patchgen --help"]        # without what other programs took meanwhile
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def measure(*, repeats: int = 5) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
+def lines(result: dict[str, Any]) -> list[Line]:
     return [
-        (f"`{name}`", f"{found['seconds'][name]:.2f} s", f"< {target} s", found["reached"][name])
+        (f"`{name}`", f"{result['seconds'][name]:.2f} s", f"< {target} s", result["reached"][name])
         for name, target in TARGETS.items()
     ]
 

@@ -128,14 +128,14 @@ def fix_for(config: Config, images: int, cost: StepCost) -> str:
 def steps_of(recipe: Path) -> dict[str, tuple[Config, int]]:
     """The distinct steps of a recipe, each with its largest number of images."""
     os.environ["PATCHGEN_DATA"] = "/data"
-    found: dict[str, tuple[Config, int]] = {}
+    result: dict[str, tuple[Config, int]] = {}
     for run in expand(read_recipe(recipe), lambda settings: domains(str(settings["data"]))):
         if isinstance(config := run.config, Config):
             images = config.batch_per_domain * (len(domains(config.data)) - 1)
             key = repr([getattr(config, name) for name in USED])
-            if key not in found or images > found[key][1]:
-                found[key] = replace(config, precision="32-true"), images
-    return found
+            if key not in result or images > result[key][1]:
+                result[key] = replace(config, precision="32-true"), images
+    return result
 
 
 def domains(data: str) -> tuple[str, ...]:

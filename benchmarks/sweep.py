@@ -60,11 +60,11 @@ def measure(*, runs: int = 200, workers: int = 2) -> dict[str, Any]:
     }
 
 
-def lines(found: dict[str, Any]) -> list[Line]:
-    what = f"{found['done']} of {found['runs']} no-op runs on {found['workers']} workers"
+def lines(result: dict[str, Any]) -> list[Line]:
+    what = f"{result['done']} of {result['runs']} no-op runs on {result['workers']} workers"
     return [
-        (f"{what}: seconds per run", f"{found['seconds_per_run']:.4f}"),
-        ("starting the workers", f"{found['start_seconds']:.1f} s"),
+        (f"{what}: seconds per run", f"{result['seconds_per_run']:.4f}"),
+        ("starting the workers", f"{result['start_seconds']:.1f} s"),
     ]
 
 

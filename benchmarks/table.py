@@ -1,6 +1,6 @@
 """All benchmarks by name, and one table: what was measured, what was wanted, reached or missed.
 
-Each benchmark is a module with `measure`, whose arguments are its options, `lines` of what it found, and `SMALL`, the
+Each benchmark is a module with `measure`, whose arguments are its options, `lines` of its result, and `SMALL`, the
 arguments that only try it. Values are ratios and exponents within one run, which mean the same on every machine; only
 the start and compiling are in seconds, and what the modes gain is this machine's.
 """
@@ -31,9 +31,9 @@ class Row(NamedTuple):
         return "" if self.reached is None else "reached" if self.reached else "missed"
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+def table(result: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """The rows of all subjects that were measured."""
-    return [Row(name, *line) for name, each in found.items() for line in SUBJECTS[name].lines(each)]
+    return [Row(name, *line) for name, each in result.items() for line in SUBJECTS[name].lines(each)]
 
 
 HEAD = ("| subject | measured | value | target | |", "|---|---|---|---|---|")

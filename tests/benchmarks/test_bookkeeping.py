@@ -29,7 +29,7 @@ def test_generated_manifests_have_the_wanted_sites_and_classes(tmp_path: Path) -
     assert np.bincount(table.domain).tolist() == [12] * 5
 
 
-def test_what_other_programs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_share_of_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "STAT", tmp_path / "stat")
     monkeypatch.setattr(common.os, "sysconf", lambda name: 100)
     times = iter([(0.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.0, 1.0, 0.0, 0.0)])

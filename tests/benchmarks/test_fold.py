@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +45,6 @@ def test_our_counts_are_those_of_a_run(config: Config, tmp_path: Path, monkeypat
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
     bench.train(config, tmp_path / "runs", quiet=True)
     assert seen == bench.our_counts(config, make_fold(config))
-
-
-def test_measures_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATCHGEN_CACHE", "before")
-    policies = {"rare": bench.Policy(1.0, 10)}
-    whole = bench.measure("tiny", image_size=28, pixels=32, per_domain=4, policies=policies)
-    lines = capsys.readouterr().err.splitlines()
-    assert json.loads(json.dumps(whole)) == whole
-    assert lines[0] == "rare:" and lines[1].startswith("ours") and len(lines) == 3
-    found = whole["policies"]["rare"]
-    assert (found["images"], found["steps"], found["eval_every"]) == (40, 9, 4)  # 3 x 40 images in steps of 12
-    assert found["counts"]["plain"] == {"trained": 108, "scored": 120}
-    assert found["counts"]["ours"]["scored"] == 3 * 6 + 10
-    assert found["arithmetic"] == (2 * 108 + 120) / (2 * 108 + 28)
-    assert bench.os.environ["PATCHGEN_CACHE"] == "before"
 
 
 @pytest.mark.parametrize("steps_each", [0.4, 1.0, 7.0, 12.0, 100.0])

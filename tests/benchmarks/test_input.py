@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
-import json
 import random
 from pathlib import Path
 
@@ -57,14 +55,6 @@ def test_agrees_with_the_batch_pipeline_on_the_same_draw(drawn: PlainDraw) -> No
     assert float((plain - fused).abs().max()) < 0.02  # 8 bits after each of five operations
 
 
-def test_hue_turns_the_circle_of_hsv() -> None:
-    image = Image.new("RGB", (1, 1), (200, 80, 40))
-    h, s, v = colorsys.rgb_to_hsv(*(value / 255 for value in (200, 80, 40)))
-    expected = [255 * value for value in colorsys.hsv_to_rgb((h + 0.3) % 1, s, v)]
-    assert np.abs(np.array(pipeline.plain_hue(image, 0.3))[0, 0] - expected).max() < 6  # 8 bits of hue, and back
-    assert np.abs(np.array(pipeline.plain_hue(image, -0.7))[0, 0] - expected).max() < 6
-
-
 def test_draws_have_the_ranges_and_the_spread_of_the_batch_pipeline() -> None:
     source, augment = random.Random(0), Augment()
     drawn = [plain_draw(200, 200, augment, source) for _ in range(3000)]
@@ -86,15 +76,3 @@ def test_both_pipelines_read_the_same_pixels(tmp_path: Path) -> None:
     pixels = ImageStore(files, 32, None).load([0, 1, 2])
     torch.testing.assert_close(plain, (pixels / 255 - mean) / std)
     assert pipeline.our_batch(ImageStore(files, 32, None), np.arange(3), 32).shape == plain.shape
-
-
-def test_measures_all_three(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    found = pipeline.measure(images=4, pixels=24, size=16, repeats=2)
-    assert (
-        json.loads(json.dumps(found)) == found
-        and len(capsys.readouterr().err.splitlines()) == 2
-        and torch.get_num_threads() == threads
-    )
-    assert found["images_per_second"].keys() == {"plain", "cold", "cached"}
-    assert found["ratio"].keys() == {"cold", "cached"} and len(found["seconds"]) == 2

@@ -29,7 +29,7 @@ def test_kept_features_are_computed_once() -> None:
     assert found["forwards"] == [30, 30, 0]
 
 
-def test_plain_mixture_and_match_say_what_ours_say() -> None:
+def test_plain_mixture_and_match_agree_with_ours() -> None:
     x, centres = random_features(400, 16, 4)
     ours, plain = peers.our_mixture(x, centres), peers.plain_mixture(x, centres)
     np.testing.assert_allclose(ours.means.numpy(), plain.means_, atol=0.05)
@@ -44,19 +44,7 @@ def test_rates_count_the_arithmetic_of_each_tuning() -> None:
     assert flops["lp"] < flops["lp-ln"] < flops["full"] and flops["lp-ln"] < flops["patchgen"]
     assert found["lp-ln"]["step"] == found["lp-ln"]["floor"] == 1
     assert found["full"]["floor"] == pytest.approx(flops["full"] / flops["lp-ln"])
-    assert rate.matmul_rate(64) > 0
-
-
-def test_importing_patchgen_and_its_help_import_nothing_heavy() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from patchgen.cli import main; main(['--help']); "
-        "print([n for n in ('torch', 'numpy', 'PIL', 'rich', 'tyro', 'transformers', 'pandas') if n in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.rstrip().endswith("[]")
+    assert all(each["share"] > 0 for each in found.values())
 
 
 def test_rows_say_reached_and_missed() -> None:
@@ -122,7 +110,7 @@ def test_rows_of_a_subject_are_renewed_in_a_page_and_the_others_stay(tmp_path: P
         table.put_into("# Title\n", new)
 
 
-def test_a_busy_machine_renews_nothing(
+def test_results_of_a_busy_machine_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
