@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from patchgen.cli import main
-from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.sweep import jobs, launch
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import InProcess
@@ -42,29 +40,6 @@ def test_a_dry_run_starts_nothing(words: list[str], tmp_path: Path, capsys: pyte
     assert [cell.strip() for cell in budget.strip("│").split("│")] == [
         "photos", "2", "3", "1", "2 a domain", "0.001", "lp, miro"
     ]  # fmt: skip
-
-
-def test_a_dry_run_of_the_full_recipes_tells_each_data_sets_protocol(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """VLCS and DomainNet differ from the rest, without a word in the recipe."""
-    for name in ("pacs", "vlcs", "officehome", "terraincognita", "domainnet"):
-        entry = BENCHMARKS[name]
-        classes = (entry.classes or ("aircraft", "zebra"))[:2]
-        for folder in (tmp_path / entry.folder / domain / one for domain in entry.domains for one in classes):
-            folder.mkdir(parents=True)
-            Image.new("RGB", (4, 4)).save(folder / "0.png")
-    monkeypatch.setenv("PATCHGEN_DATA", str(tmp_path))
-    recipe = str(Path(__file__).parents[2] / "configs" / "paper" / "mdg-gmdg.yaml")
-    assert main(["sweep", recipe, "--out", str(tmp_path / "runs"), "--dry-run"]) == 0
-    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines()]
-    found = {cells[0]: cells[1:] for cells in lines if cells[-1] == "gmdg"}
-    rest = ["32 a domain", "5e-05", "gmdg"]
-    assert found == {
-        "PACS": ["4", "5001", "100", *rest], "VLCS": ["4", "5001", "50", *rest],
-        "OfficeHome": ["4", "5001", "100", *rest], "TerraIncognita": ["4", "5001", "100", *rest],
-        "DomainNet": ["6", "15001", "500", *rest],
-    }  # fmt: skip
 
 
 def test_a_sweep_is_done_once_and_its_parameters_are_written(

@@ -110,7 +110,7 @@ def differences(found: Any, wanted: Any, where: str = "records") -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_finished_run_is_found_by_its_words_and_by_its_settings(
+def test_a_finished_run_is_found_by_its_options_and_by_its_config(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file: file.read_bytes() for file in Path("runs", name).rglob("*") if file.is_file()}
@@ -122,7 +122,7 @@ def test_a_finished_run_is_found_by_its_words_and_by_its_settings(
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_is_trained_anew_has_the_same_records(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retraining_gives_the_same_records(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(f"{RUNS[name]} {EVERYWHERE}", "anew") == 0
     said = capsys.readouterr()
     assert said.out == f"anew/{name}\n" and "finished earlier" not in said.err
@@ -134,7 +134,9 @@ def test_a_run_that_is_trained_anew_has_the_same_records(name: str, capsys: pyte
 
 @same_weights
 @pytest.mark.parametrize("name", KILLED)
-def test_a_killed_run_goes_on_to_the_records_of_the_whole_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_resumes_to_the_records_of_an_uninterrupted_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, (seen, resumed) = Path("runs", name), RESUMED[name]
     before = (folder / "records.jsonl").read_bytes().splitlines()
     assert train(f"{KILLED[name]} {EVERYWHERE}") == 0
@@ -205,7 +207,7 @@ def test_predict_reads_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(right) == 24 and sum(right) / len(right) == pytest.approx(accuracy(FOLD))
 
 
-def test_the_folders_name_no_place_of_the_machine_that_made_them() -> None:
+def test_the_folders_contain_no_local_paths() -> None:
     files = [file for file in RELEASE.rglob("*") if file.is_file()]
     assert {file.relative_to(RELEASE).parts[0] for file in files} == {*RUNS, *KILLED}
     for file in files:

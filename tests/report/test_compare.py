@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from patchgen.config import Config
 from patchgen.report.compare import cells, comparison, read_scores, verdict
 from patchgen.report.table import unequal_terms
 from patchgen.runs.folder import RunFolder
@@ -70,7 +69,7 @@ def test_other_scores_are_means_over_domains_then_seeds() -> None:
     assert OTHERS not in tables(frame(score(0.5)))
 
 
-def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
+def test_a_cell_with_missing_seeds_is_marked() -> None:
     rows = [score(0.843), score(0.5, "photo"), score(0.5, "photo", 2), score(0.5, "photo", 3)]
     rows += [score(0.5, seed=seed, method="full") for seed in (1, 2)] + [score(0.8, metric="validation")]
     found = tables(frame(*rows), ["lp", "full"], seeds=3)
@@ -82,7 +81,7 @@ def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
     assert found[VALIDATION][1][1] == "80.0 (1 of 3 seeds)"
 
 
-def test_the_backbone_is_named_and_a_mixture_is_a_warning() -> None:
+def test_the_backbone_is_named_and_mixed_backbones_are_warned_of() -> None:
     rows = [score(0.5), score(0.5, part="in"), score(0.5, seed=2)]
     assert comparison(frame(*rows), ["lp"], DOMAINS).startswith("Backbone: ViT-S\n")
     mixed = comparison(frame(*rows, score(0.5, seed=3, backbone="ViT-B")), ["lp"], DOMAINS)
@@ -121,7 +120,7 @@ def test_discovered_classes_have_three_numbers() -> None:
     ]
 
 
-def test_recovery_stands_beside_the_untrained_mask_where_the_truth_is_known() -> None:
+def test_mask_recovery_is_compared_with_the_untrained_mask() -> None:
     assert RECOVERY not in tables(frame(score(0.5, metric="mask: mean")))
     values = {"iou": 0.4, "error": 0.25, "kept": 1.0, "true mask": 0.9, "random mask": 0.7, "untrained_auroc": 0.6}
     rows = [score(v, seed=seed, metric=f"mask: {name}") for seed in (1, 2) for name, v in values.items()]
@@ -147,40 +146,22 @@ def test_the_verdict_compares_with_the_best() -> None:
     [(["lp-ln", "patchgen+entropy"], ["lp-ln+entropy"]), (["lp-ln", "lp-ln+entropy", "patchgen+entropy"], []),
      (["lp-ln", "patchgen, tau 0.5", "patchgen + SWAD"], []), (["lp-ln", "full+miro"], []), (["patchgen+lreg"], [])],
 )  # fmt: skip
-def test_a_sum_beside_a_plain_baseline_is_noted(labels: list[str], said: list[str]) -> None:
+def test_unequal_comparisons_are_noted(labels: list[str], said: list[str]) -> None:
     notes = unequal_terms(labels)
     assert len(notes) == len(said) and all(word in note for word, note in zip(said, notes, strict=True))
 
 
-def scored(accuracy: float) -> dict[str, Any]:
-    return {"accuracy": accuracy, "f1": accuracy / 2, "images": 8}
-
-
-def run_folder(root: Path, name: str, lr: float, validation: float, **mask: float) -> RunFolder:
-    run = RunFolder.create(root, Config(data="photos", unseen="art", seed=4, lr=lr, select="last"), name)
-    for step, accuracy in ((0, 0.9), (5, validation)):
-        run.append({"kind": "evaluation", "step": step, "validation": {"photo": scored(accuracy)}})
-    parts = {"in": scored(0.3), "out": scored(0.1), "all": scored(0.2)}
-    run.append({"kind": "test", "checkpoint": "selected", "step": 5, **parts, "mask": mask})
-    run.append({"kind": "test", "checkpoint": "swad", "start_step": 0, "end_step": 5, **parts})
-    run.write_json("env.json", {"backbone": {"resolved": "ViT-S"}})
-    (run.path / "splits.csv").write_text("path,domain,label,group\na.png,art,x,\n")
-    (run.path / "done").write_text("now\n")
-    return run
-
-
-def test_cells_are_the_records_of_the_rate_that_validation_chooses(tmp_path: Path) -> None:
-    runs = [run_folder(tmp_path, name, lr, validation, mean=0.4)
-            for name, lr, validation in (("abc", 0.1, 0.3), ("def", 0.01, 0.5), ("ghi", 0.001, 0.5))]  # fmt: skip
-    found = list(cells(read_scores((run, "lp@x") for run in runs)))
-    wanted = [
-        {"method": "lp@x", "unseen": "art", "seed": 4, "checkpoint": checkpoint, "part": part, "accuracy": accuracy,
-         "f1": accuracy / 2, "images": 8, "validation": 0.5, "known": None, "unknown": None, "mask": mask,
-         "given_mask": {}, "lr": 0.01, "select": "last", "run": "def", "backbone": "ViT-S", "metrics": {}}
-        for checkpoint, mask in (("selected", {"mean": 0.4}), ("swad", {}))
-        for part, accuracy in (("in", 0.3), ("all", 0.2))
+def test_cells_are_those_of_the_rate_that_validation_chooses(fold: Callable[..., Path]) -> None:
+    rates = ((0.1, 0.3), (0.01, 0.5), (0.001, 0.5))
+    paths = [fold(0.3, lr=lr, validation=validation, swad_value=0.4, mask={"mean": 0.4}) for lr, validation in rates]
+    found = list(cells(read_scores((RunFolder(path), "lp@x") for path in paths)))
+    assert {(cell["method"], cell["run"], cell["lr"], cell["validation"]) for cell in found} == {
+        ("lp@x", paths[1].name, 0.01, 0.5)
+    }
+    assert [(cell["checkpoint"], cell["part"], cell["accuracy"], cell["images"], cell["mask"]) for cell in found] == [
+        ("selected", "in", 0.3, 80, {"mean": 0.4}), ("selected", "all", pytest.approx(0.2), 100, {"mean": 0.4}),
+        ("swad", "in", 0.4, 80, {}), ("swad", "all", pytest.approx(0.3), 100, {}),
     ]  # fmt: skip
-    assert found == wanted
-    (runs[0].path / "splits.csv").unlink()
-    with pytest.raises(ValueError, match="abc: broken"):
-        read_scores([(runs[0], "lp")])
+    (paths[0] / "splits.csv").unlink()
+    with pytest.raises(ValueError, match="broken"):
+        read_scores([(RunFolder(paths[0]), "lp")])

@@ -65,7 +65,7 @@ def seeds(fold: Make, method: str, *values: float) -> list[Path]:
     return [fold(value, method=method, seed=seed) for seed, value in enumerate(values, 1)]
 
 
-def test_the_leader_is_marked_in_every_form(fold: Make) -> None:
+def test_the_best_cell_is_marked_in_every_format(fold: Make) -> None:
     paths = seeds(fold, "lp", 0.60, 0.61, 0.62) + seeds(fold, "lp-ln", 0.70, 0.71, 0.721)
     paths += seeds(fold, "patchgen-true-mask", 0.95, 0.96, 0.97)  # an upper bound takes no part
     [grid] = fold_grids(read(*paths), "in")
@@ -107,7 +107,7 @@ def test_averages_are_of_data_sets_not_of_domains(fold: Make) -> None:
     assert means(line(grid, "lp-ln")) == [80, 40, 60]
 
 
-def test_papers_lines_stand_below_ours_with_their_star(fold: Make) -> None:
+def test_the_papers_lines_follow_ours_and_keep_their_stars(fold: Make) -> None:
     [grid] = fold_grids(read(*(fold(0.8, swad_value=0.9, unseen=name) for name in PACS)), "in")
     assert [(one.label, one.rerun) for one in grid.lines if one.paper][:3] == [
         ("LP+LN, DINOv2 ViT-B/14", True), ("LP+LN, MAE ViT-B/16", True), ("LP+LN, DINOv2 ViT-L/14", True),
@@ -119,7 +119,7 @@ def test_papers_lines_stand_below_ours_with_their_star(fold: Make) -> None:
     assert means(line(grid, "lp-ln + SWAD")) == [90] * 5
 
 
-def test_where_the_paper_has_our_backbone_only_that_is_shown(fold: Make) -> None:
+def test_only_the_papers_lines_of_our_backbone_are_shown(fold: Make) -> None:
     runs = read(*(fold(0.8, unseen=d, data="data/HISTOCOLON", backbone_name="facebook/dinov2-large", method="patchgen")
                   for d in ("CRC-TP", "K-16", "K-19")))  # fmt: skip
     [grid] = fold_grids(runs, "in")
@@ -140,7 +140,7 @@ def test_missing_cells_name_the_command_that_fills_them(fold: Make) -> None:
     )  # fmt: skip
 
 
-def test_runs_with_another_interval_of_evaluations_make_another_table(fold: Make) -> None:
+def test_another_evaluation_interval_is_another_table(fold: Make) -> None:
     own = [
         fold(0.8, steps=5001, eval_every=100),
         fold(0.6, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=50),

@@ -128,7 +128,7 @@ def test_table_7_is_the_mean_of_table_6() -> None:
         assert row.value == pytest.approx(fmean(p.value for p in parts), abs=0.0051)
 
 
-def test_gains_are_differences_but_for_one() -> None:
+def test_gains_are_differences_with_one_known_exception() -> None:
     wrong = {}
     for gain in find("ablation", metric="gain"):
         same = {"swad": gain.swad, "dataset": gain.dataset}

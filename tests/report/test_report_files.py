@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from patchgen.draw import plots
 from patchgen.report.charts import gains
 from patchgen.report.reference import find
 from patchgen.report.render import escape
@@ -29,7 +30,9 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def written(mixed_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report")
-    write_report([mixed_runs], out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 50)  # drawing takes most of the time
+        write_report([mixed_runs], out)
     return out
 
 
@@ -81,7 +84,7 @@ def test_latex_compiles(written: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_the_page_is_self_contained_and_every_cell_knows_its_origin(written: Path) -> None:
+def test_the_page_is_self_contained_and_cells_have_their_provenance(written: Path) -> None:
     text = (written / "report.html").read_text()
     addresses = re.findall(r"""(?<!use)\s(?:src|href)=["']([^"']+)""", text)
     assert addresses and all(each.startswith(("#", "data:")) for each in addresses)
@@ -124,7 +127,7 @@ def test_figures_have_their_numbers(written: Path) -> None:
     assert names >= {"mdg-pacs", "mdg-gcd-pacs", "ccd-cub", "ablation", "sensitivity", "oracle"}
     for name in names:
         with Image.open(written / "figures" / f"{name}.png") as image:
-            assert min(image.size) > 200
+            assert min(image.size) > 50
         assert (written / "figures" / f"{name}.svg").read_text().count("<svg") == 1
         rows = list(csv.DictReader((written / "figures" / f"{name}.csv").open()))
         assert rows and {row["whose"] for row in rows} <= {"ours", "paper"}

@@ -50,7 +50,7 @@ def test_list(five: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "62.5" in text and "no luck" in text and "nowhere" in text
 
 
-def test_damaged_runs_are_listed_as_such(five: list[Job], tmp_path: Path) -> None:
+def test_damaged_runs_are_listed_with_their_error(five: list[Job], tmp_path: Path) -> None:
     (five[0].folder.path / "config.yaml").write_text("nonsense: 1\n")
     (five[4].folder.path / "records.jsonl").write_text("not JSON\n")
     lines = {line.run: line for line in map(describe, find_runs([tmp_path]))}
@@ -65,7 +65,7 @@ def test_a_stream_has_no_unseen_domain(tmp_path: Path) -> None:
     assert (line.method, line.data, line.unseen, line.accuracy) == ("gcd", "birds", "", 0.5)
 
 
-def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_and_missing_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path)]) == 0 and "no runs" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "none")]) == 2
 
@@ -82,7 +82,7 @@ def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "diff", str(a.path), str(a.path)]) == 0 and "same settings" in capsys.readouterr().out
 
 
-def test_clean_only_says_what_it_would_do(five: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_is_a_dry_run_without_yes(five: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["runs", "clean", str(tmp_path), "--failed", "--unfinished"]
     with five[3].folder.locked():
         assert main(words) == 0 and there(five) == [True] * 5
@@ -93,7 +93,7 @@ def test_clean_only_says_what_it_would_do(five: list[Job], tmp_path: Path, capsy
     assert not [path for path in (tmp_path / "runs").iterdir() if path.name.endswith(".removed")]
 
 
-def test_clean_of_checkpoints_keeps_the_named_and_the_records(five: list[Job], tmp_path: Path) -> None:
+def test_clean_keeps_records_and_the_named_checkpoints(five: list[Job], tmp_path: Path) -> None:
     assert main(["runs", "clean", str(tmp_path), "--keep-checkpoints", "selected", "--yes"]) == 0
     for job in (five[0], five[4]):
         assert job.folder.checkpoint("selected").exists() and not job.folder.checkpoint("swad").exists()
@@ -101,17 +101,17 @@ def test_clean_of_checkpoints_keeps_the_named_and_the_records(five: list[Job], t
     assert there(five) == [True] * 5
 
 
-def test_a_run_that_is_trained_is_never_removed(five: list[Job]) -> None:
+def test_a_running_run_is_never_removed(five: list[Job]) -> None:
     with five[3].folder.locked():
         assert not remove(five[3].folder.path)
     assert there(five) == [True] * 5
 
 
-def test_clean_wants_to_be_told_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_needs_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "clean", str(tmp_path)]) == 2 and "--failed, --unfinished" in capsys.readouterr().err
 
 
-def test_hidden_folders_and_other_files_are_no_runs(five: list[Job], tmp_path: Path) -> None:
+def test_hidden_folders_and_other_files_are_ignored(five: list[Job], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("data: x\n")
     five[0].folder.path.rename(five[0].out / ".hidden")
     assert {run.path.name for run in find_runs([tmp_path])} == {job.run for job in five[1:]}

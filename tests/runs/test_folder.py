@@ -54,7 +54,7 @@ def test_open_names_the_runs_behind_a_model_folder(tmp_path: Path) -> None:
 # Records
 
 
-def test_records_come_back_in_order_and_by_kind_without_a_torn_last_line(run: RunFolder) -> None:
+def test_records_are_read_in_order_and_by_kind_without_a_truncated_line(run: RunFolder) -> None:
     written = [{"kind": "evaluation", "step": 0}, {"kind": "test", "class": "Öl"}, {"kind": "evaluation", "step": 2}]
     assert run.records() == []
     for record in written:
@@ -74,7 +74,7 @@ def test_json_never_holds_nan(run: RunFolder) -> None:
     assert json.loads((run.path / "facts.json").read_text()) == {"score": None}
 
 
-def test_rewind_forgets_what_came_after_the_state(run: RunFolder) -> None:
+def test_rewind_drops_records_written_after_the_state(run: RunFolder) -> None:
     run.rewind_records(0)  # nothing is there yet
     run.append({"step": 0})
     size = run.records_mark()["records"]
@@ -94,7 +94,7 @@ def full_disk(*args: Any, **kwargs: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_finish_closes_the_run_and_drops_the_state_or_neither(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finish_is_atomic(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("state", "selected"):
         save_tensors(run.checkpoint(name), {"w": torch.ones(1)}, {})
     with monkeypatch.context() as patch:
@@ -141,7 +141,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(run: RunFolder) -
 @pytest.mark.parametrize(
     ("variables", "first"), [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"SLURM_PROCID": "2"}, False)]
 )
-def test_of_a_launched_job_only_the_first_process_locks(
+def test_only_the_first_process_of_a_distributed_job_locks(
     variables: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "SLURM_PROCID"):
@@ -162,7 +162,7 @@ def recorded(run: RunFolder) -> RunFolder:
     return run
 
 
-def test_what_a_kill_left_beside_the_checkpoints_goes_with_the_next_start(recorded: RunFolder) -> None:
+def test_partial_checkpoints_of_a_killed_process_are_removed(recorded: RunFolder) -> None:
     stray = recorded.path / "checkpoints" / ".state.safetensors.0123456789ab.tmp"
     stray.write_bytes(b"half")
     recorded.checkpoint("selected").write_bytes(b"whole")
@@ -170,7 +170,7 @@ def test_what_a_kill_left_beside_the_checkpoints_goes_with_the_next_start(record
         assert not stray.exists() and recorded.checkpoint("selected").exists()
 
 
-def test_a_state_that_a_kill_left_behind_done_goes_with_the_next_start(recorded: RunFolder) -> None:
+def test_a_leftover_state_of_a_finished_run_is_removed(recorded: RunFolder) -> None:
     recorded.finish("")
     for name in ("state", "kept", "selected"):
         save_tensors(recorded.checkpoint(name), {"a": torch.ones(1)}, {})  # killed before two of them were removed
@@ -179,7 +179,7 @@ def test_a_state_that_a_kill_left_behind_done_goes_with_the_next_start(recorded:
 
 
 @pytest.mark.parametrize("line", [b"{half\n", b"\xff\xfe\n", b"3\n", b"[" * 100_000 + b"\n"])
-def test_a_damaged_line_is_named_and_not_left_out(recorded: RunFolder, line: bytes) -> None:
+def test_a_damaged_line_is_an_error_with_its_number(recorded: RunFolder, line: bytes) -> None:
     path = recorded.path / "records.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + line + lines[2])
@@ -188,7 +188,7 @@ def test_a_damaged_line_is_named_and_not_left_out(recorded: RunFolder, line: byt
     assert describe(recorded).error is not None  # `patchgen runs` lists the others all the same
 
 
-def test_a_finished_run_notices_that_a_number_has_changed(recorded: RunFolder) -> None:
+def test_changed_records_of_a_finished_run_are_refused(recorded: RunFolder) -> None:
     recorded.finish("")
     path = recorded.path / "records.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"step": 1', b'"step": 5'))
@@ -199,7 +199,7 @@ def test_a_finished_run_notices_that_a_number_has_changed(recorded: RunFolder) -
 
 
 @pytest.mark.parametrize("change", [lambda content: content[:-20], lambda content: content.replace(b"1", b"7")])
-def test_records_that_the_state_has_seen_must_be_there(recorded: RunFolder, change: Callable[[bytes], bytes]) -> None:
+def test_records_must_match_the_saved_state(recorded: RunFolder, change: Callable[[bytes], bytes]) -> None:
     mark = recorded.records_mark()
     path = recorded.path / "records.jsonl"
     path.write_bytes(change(path.read_bytes()))

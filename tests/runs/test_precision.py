@@ -25,7 +25,7 @@ def native(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
     [("fpu avx2", True, False), ("avx512f avx512_bf16", True, True), ("fp asimd bf16 i8mm", True, True),
      ("avx512_bf16x", True, False), ("avx512_bf16 amx_bf16", False, False), (None, True, False)],
 )  # fmt: skip
-def test_the_processor_says_what_it_has_and_must_not_die_of_it(
+def test_native_bf16_needs_the_flag_and_a_working_kernel(
     words: str | None, works: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if words:
@@ -36,7 +36,7 @@ def test_the_processor_says_what_it_has_and_must_not_die_of_it(
 
 
 @pytest.mark.parametrize(("has", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_the_device_decides_and_the_name_is_that_of_the_format(
+def test_the_device_decides_and_the_run_is_named_by_the_precision(
     has: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native(monkeypatch, has)
@@ -47,7 +47,7 @@ def test_the_device_decides_and_the_name_is_that_of_the_format(
     assert precision.with_precision(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
 
 
-def test_a_gpu_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_asked_for_native_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     native(monkeypatch, False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: not including_emulation)
@@ -56,7 +56,7 @@ def test_a_gpu_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("has", "begun"), [(True, "32-true"), (False, "bf16-mixed")])
-def test_a_run_that_was_begun_keeps_its_format(
+def test_a_started_run_keeps_its_precision(
     has: bool, begun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native(monkeypatch, has)
@@ -70,7 +70,7 @@ def test_a_run_that_was_begun_keeps_its_format(
     assert precision.with_precision(config, tmp_path, "rows").precision == own.precision
 
 
-def test_a_training_with_auto_is_the_training_in_that_format(
+def test_training_with_auto_is_the_same_run_as_with_the_resolved_precision(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     native(monkeypatch, True)

@@ -38,13 +38,13 @@ def test_a_runs_numbers_and_facts(fold: Make) -> None:
     assert facts == [["PACS", 0.95, "lp-ln", ("art_painting", "cartoon", "photo", "sketch")]]
 
 
-def test_a_runs_mask_stands_beside_the_untrained_one(fold: Make, tmp_path: Path) -> None:
+def test_recorded_masks_are_paired_with_the_untrained_mask(fold: Make, tmp_path: Path) -> None:
     run = fold(0.8, method="patchgen", mask={"auroc": 0.9, "untrained_auroc": 0.4, "mean": 0.5})
     assert recorded_mask(run) == {"auroc": {"trained": 0.9, "untrained": 0.4}}
     assert recorded_mask(fold(0.8)) == recorded_mask(tmp_path) == {}
 
 
-def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Make, tmp_path: Path) -> None:
+def test_skipped_folders_have_a_reason(fold: Make, tmp_path: Path) -> None:
     good = fold(0.8)
     (fold(0.7, seed=2) / "done").unlink()
     (fold(0.7, seed=3) / "config.yaml").write_text("data: [")
@@ -59,7 +59,7 @@ def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Mak
     assert reasons == ["broken"] * 5 + ["not finished", f"the same run as {good}"]
 
 
-def test_nothing_to_read_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_folders_without_runs_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run folder"):
         read_runs([tmp_path])
     with pytest.raises(FileNotFoundError, match="there is no folder .*absent"):
@@ -67,22 +67,19 @@ def test_nothing_to_read_is_an_error_that_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "name"),
-    [("/x/PACS", "PACS"), ("x/office_home/", "OfficeHome"), ("terra_incognita", "TerraIncognita"),
-     ("oracle-shortcut", "oracle-shortcut"), ("/c/oracle/oracle-tiny-6d61607fa3e6/images", "oracle-tiny"),
-     ("rows.csv", "rows"), ("/x/colon4", "colon4")],
+    ("config", "name"),
+    [*((Config(data, "u"), name) for data, name in (
+        ("/x/PACS", "PACS"), ("x/office_home/", "OfficeHome"), ("terra_incognita", "TerraIncognita"),
+        ("oracle-shortcut", "oracle-shortcut"), ("/c/oracle/oracle-tiny-6d61607fa3e6/images", "oracle-tiny"),
+        ("rows.csv", "rows"), ("/x/colon4", "colon4"))),
+     *((StreamConfig(f"x/{folder}"), "CIFAR-100") for folder in ("cifar-100-binary", "cifar-100-python")),
+     (StreamConfig("x/CUB_200_2011", schedule="small/ccd-cub-small.yaml"), "CUB, ccd-cub-small")],
 )  # fmt: skip
-def test_data_names(data: str, name: str) -> None:
-    assert data_name(Config(data, "u")) == name
+def test_data_names(config: Config | StreamConfig, name: str) -> None:
+    assert data_name(config) == name
 
 
-def test_names_of_streams_say_their_schedule() -> None:
-    for folder in ("cifar-100-binary", "cifar-100-python"):
-        assert data_name(StreamConfig(f"x/{folder}")) == "CIFAR-100"
-    assert data_name(StreamConfig("x/CUB_200_2011", schedule="small/ccd-cub-small.yaml")) == "CUB, ccd-cub-small"
-
-
-def test_labels_tell_apart_what_a_table_must() -> None:
+def test_labels_name_what_tables_compare() -> None:
     assert label_of(Config("d", "u", method="lp-ln", pool="mean")) == "lp-ln@mean"
     assert label_of(Config("d", "u", tune="full")) == "patchgen@full"
     assert label_of(Config("d", "u", lambda_sim=0.0, tau=0.5)) == "patchgen, no L_sim, tau 0.5"
@@ -91,7 +88,7 @@ def test_labels_tell_apart_what_a_table_must() -> None:
     assert "LOOKS AT THE UNSEEN DOMAIN" in label_of(Config("d", "u", select="oracle"))
 
 
-def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
+def test_a_setup_excludes_compared_and_tuned_settings(fold: Make) -> None:
     usual = fold(0.8)
     same: list[dict[str, Any]] = [{"seed": 2}, {"method": "lp"}, {"lr": 1.0}, {"unseen": "photo"}, {"swad": True}]
     other: list[dict[str, Any]] = [{"steps": 62}, {"image_size": 112}, {"augment": False}, {"holdout": 0.3},
@@ -120,7 +117,7 @@ def datasets(tmp_path: Path) -> tuple[dict[str, str], dict[str, str]]:
     )
 
 
-def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_path: Path) -> None:
+def test_other_images_under_the_same_name_are_another_data_set(fold: Make, tmp_path: Path) -> None:
     renamed(other_rows(fold(0.6, data="/x/other/PACS")), "far")
     renamed(other_rows(fold(0.6, data="/x/other/PACS", seed=2)), "far2")
     renamed(fold(0.8, data="/x/a/PACS"), "near")
@@ -131,7 +128,7 @@ def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_pat
     assert read_runs([tmp_path])[0]["setup"].nunique() == 1
 
 
-def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -> None:
+def test_the_fingerprint_identifies_a_data_set(fold: Make, tmp_path: Path) -> None:
     def at(path: Path, data: str) -> None:
         facts = json.loads((path / "env.json").read_text())
         (path / "env.json").write_text(json.dumps(facts | {"data": data}))
@@ -145,7 +142,7 @@ def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -
     assert places == {"PACS": "/x/PACS in the runs aaa, ccc, ddd", "PACS (2)": "/x/PACS in the runs bbb"}
 
 
-def test_one_data_set_needs_no_number(fold: Make, tmp_path: Path) -> None:
+def test_a_single_data_set_is_not_numbered(fold: Make, tmp_path: Path) -> None:
     for seed in (1, 2):
         fold(0.8, seed=seed, holdout=0.1 * seed)
     splits = sorted((tmp_path / "runs").glob("*/splits.csv"))[0]
@@ -166,7 +163,7 @@ def test_both_data_sets_are_in_the_report(fold: Make, tmp_path: Path) -> None:
     assert (tmp_path / "out/tables/mdg-pacs_2.csv").is_file() and "(figures/mdg-pacs_2.svg)" in text
 
 
-def test_backbones_in_the_papers_words() -> None:
+def test_paper_names_of_backbones() -> None:
     assert paper_backbone("facebook/dinov2-large") == ("ViT-L/14", "DINOv2")
     assert paper_backbone("facebook/vit-mae-base") == ("ViT-B/16", "MAE")
     assert paper_backbone("facebook/dinov2-with-registers-base") == ("", "")  # not the paper's weights
@@ -194,12 +191,12 @@ RECORDS = [
     [("source-validation", "accuracy", 20), ("source-validation", "f1", 0), ("last", "accuracy", 30),
      ("last", "f1", 30), ("oracle", "accuracy", 30), ("oracle", "f1", 10)],
 )  # fmt: skip
-def test_of_equal_scores_the_most_recent_is_chosen(rule: str, metric: str, step: int) -> None:
+def test_ties_keep_the_most_recent(rule: str, metric: str, step: int) -> None:
     assert best(RECORDS, rule, metric)["step"] == step
     assert RULES[rule](best(RECORDS, rule, metric), metric) == max(RULES[rule](r, metric) for r in RECORDS)
 
 
-def test_source_validation_is_a_plain_mean_of_domains_and_blind_to_the_unseen() -> None:
+def test_source_validation_is_an_unweighted_mean_without_the_unseen_domain() -> None:
     one = record(0, 0.2, 0.6, 0.0)
     one["validation"]["site_a"]["images"] = 1000  # a large domain weighs no more than a small one
     assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)

@@ -66,7 +66,7 @@ def test_damaged_and_foreign_files_are_refused_with_the_fix(path: Path) -> None:
             load_tensors(path.parent / missing)
 
 
-def test_a_checkpoint_of_before_the_checksum_is_read(path: Path) -> None:
+def test_a_checkpoint_without_a_checksum_is_read(path: Path) -> None:
     save_file({"a": torch.ones(2)}, path, metadata={"patchgen": json.dumps({"step": 1})})
     assert load_tensors(path)[1] == {"step": 1}
 

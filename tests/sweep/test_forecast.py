@@ -38,21 +38,19 @@ def finish(made: Job, seconds: list[float]) -> RunFolder:
     [({}, 1), ({"image_size": 224}, 4), ({"backbone": "/x/vit_tiny_patch16_224.safetensors"}, 0.25),
      ({"backbone": "auto"}, 1)],
 )  # fmt: skip
-def test_without_any_run_the_stated_rate_is_scaled_and_named(
-    changes: dict[str, Any], share: float, tmp_path: Path
-) -> None:
+def test_without_finished_runs_a_stated_rate_is_scaled(changes: dict[str, Any], share: float, tmp_path: Path) -> None:
     forecast = predict_cost([job(tmp_path, **changes)], tmp_path)
     assert forecast.seconds == pytest.approx(share * USUAL)
     [basis] = forecast.bases
     assert "stated rate" in basis and "two CPU cores" in basis
 
 
-def test_a_rate_of_the_user_counts(tmp_path: Path) -> None:
+def test_the_users_rate_is_used(tmp_path: Path) -> None:
     forecast = predict_cost([job(tmp_path)], tmp_path, rate=30.0)
     assert forecast.seconds == pytest.approx(5.0) and list(forecast.bases) == ["the rate given, 30 images a second"]
 
 
-def test_finished_runs_of_the_same_method_come_first_then_those_of_others(tmp_path: Path) -> None:
+def test_finished_runs_of_the_same_method_take_precedence(tmp_path: Path) -> None:
     finish(job(tmp_path, seed=7), [1.0, 2.0])
     finish(job(tmp_path, seed=8), [5.0])
     finish(job(tmp_path, method="patchgen"), [16.0])
@@ -64,7 +62,7 @@ def test_finished_runs_of_the_same_method_come_first_then_those_of_others(tmp_pa
     assert text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  1 run from {SAME}" in text
 
 
-def test_a_damaged_run_tells_nothing_and_of_a_stopped_one_only_the_rest_counts(tmp_path: Path) -> None:
+def test_damaged_runs_are_ignored_and_interrupted_ones_count_in_part(tmp_path: Path) -> None:
     damaged = finish(job(tmp_path, seed=7), [1.0])
     (damaged.path / "records.jsonl").write_text("not JSON\n")
     stopped, other = job(tmp_path), job(tmp_path, seed=8)
@@ -75,7 +73,7 @@ def test_a_damaged_run_tells_nothing_and_of_a_stopped_one_only_the_rest_counts(t
     assert other.progress == 0
 
 
-def test_a_runs_time_has_its_validation_too_where_the_files_tell(tmp_path: Path) -> None:
+def test_the_time_of_a_run_includes_validation(tmp_path: Path) -> None:
     run = finish(job(tmp_path), [1.0, 2.0])
     assert seconds_of(run) == pytest.approx(3.0, abs=0.1)  # written at once, as in a copy
     os.utime(run.path / "env.json", (100.0, 100.0))

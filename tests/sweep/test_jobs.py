@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.runs.find import failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Job, can_retry, note_failure, perform, read_work, to_json
+from patchgen.sweep.jobs import Job, Needs, Unit, Work, can_retry, note_failure, perform, read_work, to_json
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
@@ -31,7 +31,7 @@ def test_a_job_has_the_name_that_training_gives_its_folder(tiny_recipe: Recipe, 
     assert perform(job) == "found"
 
 
-def test_a_run_that_two_rows_ask_for_is_one_job(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_in_two_rows_is_one_job(tiny_recipe: Recipe, tmp_path: Path) -> None:
     rows = "rows:\n  - {name: A, method: lp}\n  - {name: B, lr: 0.001}\n  - {name: C, lr: 0.5}\n"
     jobs = plan([read_recipe(tiny_recipe(rows))] * 2, tmp_path)
     assert [job.rows for job in jobs] == [("A", "B"), ("C",)] and [str(job) for job in jobs] == ["A; B", "C"]
@@ -47,7 +47,7 @@ def test_a_run_that_two_rows_ask_for_is_one_job(tiny_recipe: Recipe, tmp_path: P
         ("unseen: studio", "unseen: none\nselect: oracle", "seed 1: --select oracle looks at an unseen domain"),
     ],
 )
-def test_a_wrong_setting_is_told_before_anything_starts(
+def test_wrong_settings_are_reported_before_anything_starts(
     old: str, new: str, message: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     path = tiny_recipe("grid: {seed: [1]}")
@@ -74,11 +74,15 @@ def test_weights_of_one_name_in_two_folders_are_two_runs(tiny_recipe: Recipe, tm
     assert [job.config.backbone for job in plan([read_recipe(path)], tmp_path)] == [str(file) for file in files]
 
 
-@pytest.mark.parametrize("config", [Config("a", "x", hparams={"miro": 0.5}), StreamConfig("b", method="gcd")])
-def test_a_job_goes_through_json(config: Config | StreamConfig, tmp_path: Path) -> None:
-    job = Job(("a", "b"), ("",), config, tmp_path, "abc", 7, kind="no-op", track=True)
-    again = read_work(to_json(job))
-    assert isinstance(again, Job) and again == job and again.track and "\n" not in to_json(job)
+@pytest.mark.parametrize("work", [
+    Job(("a", "b"), ("",), Config("a", "x", hparams={"miro": 0.5}), Path("/out"), "abc", 7, kind="no-op", track=True),
+    Job(("c",), ("",), StreamConfig("b", method="gcd"), Path("/out"), "def", 7, track=True),
+    Unit("patchgen.x:y", {"word": "a"}, Path("/claim"), Path("/result"), "unit a", Needs(1, "cpu")),
+])  # fmt: skip
+def test_work_crosses_a_process_as_one_line(work: Work) -> None:
+    text = to_json(work)
+    again = read_work(text)
+    assert again == work and getattr(again, "track", True) and "\n" not in text
 
 
 def test_states(no_ops: NoOps) -> None:
@@ -105,7 +109,7 @@ def test_states(no_ops: NoOps) -> None:
      (ValueError("--lr is wrong"), True, "--lr is wrong"), (OSError("disk full"), False, "disk full"),
      (ProcessDied("SIGABRT"), False, "SIGABRT")],
 )  # fmt: skip
-def test_an_error_is_kept_with_its_count_and_what_would_fail_again_is_not_tried_again(
+def test_errors_are_counted_and_final_ones_are_not_retried(
     error: Exception, final: bool, line: str, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [job] = no_ops(1)

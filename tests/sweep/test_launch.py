@@ -52,7 +52,7 @@ def go(jobs: Sequence[Job], engine: Any, retries: int = 2) -> Counter[str]:
     return launch(jobs, engine, retries=retries, watch=Watch(jobs, quiet=True))
 
 
-def test_all_are_done_once_and_no_more_at_a_time_than_there_is_room_for(no_ops: NoOps) -> None:
+def test_all_jobs_are_done_once_within_the_slots(no_ops: NoOps) -> None:
     engine, jobs = InProcess(slots=3), no_ops(10)
     assert go(jobs, engine) == {"done": 10}
     assert engine.asked == jobs and engine.most <= 3 and engine.closed
@@ -62,9 +62,7 @@ def test_all_are_done_once_and_no_more_at_a_time_than_there_is_room_for(no_ops: 
 
 
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
-def test_a_run_that_always_fails_is_tried_a_bounded_number_of_times(
-    retries: int, attempts: int, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_are_bounded(retries: int, attempts: int, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = jobs_module.WORK["no-op"]
 
     def work(job: Job) -> None:
@@ -80,7 +78,7 @@ def test_a_run_that_always_fails_is_tried_a_bounded_number_of_times(
     assert go(jobs, InProcess(), retries) == {}  # the attempts of an earlier launch count
 
 
-def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
+def test_a_lost_worker_costs_its_run_one_attempt(no_ops: NoOps) -> None:
     lost: list[Job] = []
 
     def do(job: Job) -> Outcome:
@@ -96,7 +94,7 @@ def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
     assert failures[2] and failures[2].error == "ended with SIGKILL"
 
 
-def test_a_lost_engine_ends_the_sweep_and_blames_no_run(no_ops: NoOps) -> None:
+def test_a_lost_engine_ends_the_sweep_without_failed_runs(no_ops: NoOps) -> None:
     def dies(job: Job) -> Outcome:
         raise LauncherLost("nobody is left")
 
@@ -107,7 +105,7 @@ def test_a_lost_engine_ends_the_sweep_and_blames_no_run(no_ops: NoOps) -> None:
     assert go(jobs, InProcess()) == {"done": 3}
 
 
-def test_what_another_process_trains_is_waited_for_and_taken_over_when_it_is_left(no_ops: NoOps) -> None:
+def test_runs_of_other_processes_are_awaited_and_resumed(no_ops: NoOps) -> None:
     jobs = no_ops(4)
     held = RunFolder.create(jobs[0].out, jobs[0].config, jobs[0].run)
     other = RunFolder.create(jobs[1].out, jobs[1].config, jobs[1].run)
@@ -142,7 +140,7 @@ def test_two_launchers_never_do_the_same_run(no_ops: NoOps, monkeypatch: pytest.
     assert all(count["failed"] == 0 and count["done"] + count["found"] == 30 for count in counts)
 
 
-def test_lines_say_how_many_runs_are_done(no_ops: NoOps, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_finished_runs(no_ops: NoOps, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = no_ops(2)
     launch(jobs, InProcess(slots=1), retries=0, watch=Watch(jobs))
     said = capsys.readouterr().err.splitlines()

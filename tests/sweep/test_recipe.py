@@ -23,48 +23,40 @@ def runs(path: Path) -> list[PlannedRun]:
     return list(expand(read_recipe(path), lambda settings: DOMAINS[settings["data"]]))
 
 
-def test_a_grid_is_every_combination_in_the_order_of_the_file(write_recipe: Write) -> None:
-    found = runs(write_recipe("data: a\nsteps: 7\ngrid:\n  unseen: [x, y]\n  method: [lp, patchgen]\n  seed: [1, 2]\n"))
-    expected = [
-        Config("a", unseen, method=method, seed=seed, steps=7)
-        for unseen in ("x", "y")
-        for method in ("lp", "patchgen")
-        for seed in (1, 2)
-    ]
-    assert [run.config for run in found] == expected
-    assert found[0].label == "unseen x, method lp, seed 1" and found[0].row == ""
-
-
-def test_rows_are_each_combined_with_the_grid(write_recipe: Write) -> None:
-    text = """
-data: a
-unseen: x
-lambda_ms: 0.5
-grid: {seed: [1, 2]}
-rows:
+ROWS = """rows:
   - {name: "1.1", method: lp-ln}
   - {name: "3.4", method: patchgen, lambda_sim: 0.0, lambda_ms: 0.25}
 """
-    found = runs(write_recipe(text))
-    assert [(run.row, run.config) for run in found] == [
-        ("1.1", Config("a", "x", method="lp-ln", lambda_ms=0.5, seed=1)),
-        ("1.1", Config("a", "x", method="lp-ln", lambda_ms=0.5, seed=2)),
-        ("3.4", Config("a", "x", method="patchgen", lambda_ms=0.25, lambda_sim=0.0, seed=1)),
-        ("3.4", Config("a", "x", method="patchgen", lambda_ms=0.25, lambda_sim=0.0, seed=2)),
-    ]
-    assert found[2].label == "3.4, seed 1"
+SUMS = "rows:\n  - {name: A, method: lp-ln@mean@full}\n  - {name: B, method: miro, hparams.miro: 0.5}\n"
+OWN = {"lambda_ms": 0.25, "lambda_sim": 0.0}
 
 
-@pytest.mark.parametrize("place", ["unseen: all\ngrid: {data: [a, b]}", "grid: {data: [a, b], unseen: all}"])
-def test_all_domains_are_those_of_the_runs_own_data(place: str, write_recipe: Write) -> None:
-    found = [run.config for run in runs(write_recipe(place))]
-    assert [(c.data, c.unseen) for c in found if isinstance(c, Config)] == [("a", "x"), ("a", "y"), ("b", "z")]
+@pytest.mark.parametrize(("text", "expected"), [
+    ("data: a\nsteps: 7\ngrid:\n  unseen: [x, y]\n  method: [lp, patchgen]\n  seed: [1, 2]\n",
+     [Config("a", unseen, method=method, seed=seed, steps=7)
+      for unseen in ("x", "y") for method in ("lp", "patchgen") for seed in (1, 2)]),
+    ("data: a\nunseen: x\nlambda_ms: 0.5\ngrid: {seed: [1, 2]}\n" + ROWS,
+     [*(Config("a", "x", method="lp-ln", lambda_ms=0.5, seed=seed) for seed in (1, 2)),
+      *(Config("a", "x", method="patchgen", seed=seed, **OWN) for seed in (1, 2))]),
+    ("unseen: all\ngrid: {data: [a, b]}", [Config("a", "x"), Config("a", "y"), Config("b", "z")]),
+    ("grid: {data: [a, b], unseen: all}", [Config("a", "x"), Config("a", "y"), Config("b", "z")]),
+    ("preset: small\ndata: a\nunseen: x\nsteps: 9\ngrid: {method: [lp-ln, patchgen]}",
+     [Config("a", "x", method=name, **{**preset_settings("small", name), "steps": 9})
+      for name in ("lp-ln", "patchgen")]),
+    ("data: a\nunseen: x\n" + SUMS,
+     [Config("a", "x", method="lp-ln", pool="mean", tune="full"),
+      Config("a", "x", method="miro", hparams={"miro": 0.5})]),
+])  # fmt: skip
+def test_every_combination_in_the_order_of_the_file(text: str, expected: list[Config], write_recipe: Write) -> None:
+    assert [run.config for run in runs(write_recipe(text))] == expected
 
 
-def test_a_preset_is_applied_to_each_runs_own_method(write_recipe: Write) -> None:
-    found = runs(write_recipe("preset: small\ndata: a\nunseen: x\nsteps: 9\ngrid: {method: [lp-ln, patchgen]}"))
-    assert [run.config.lr_module for run in found] == [None, 1e-3]
-    assert found[1].config == Config("a", "x", **{**preset_settings("small", "patchgen"), "steps": 9})
+def test_labels_are_the_row_and_the_grid_values(write_recipe: Write) -> None:
+    [run] = runs(write_recipe("data: a\ngrid: {unseen: [x], method: [lp], seed: [1]}"))
+    assert (run.row, run.label) == ("", "unseen x, method lp, seed 1")
+    found = runs(write_recipe("data: a\nunseen: x\ngrid: {seed: [1, 2]}\n" + ROWS))
+    assert [run.label for run in found] == ["1.1, seed 1", "1.1, seed 2", "3.4, seed 1", "3.4, seed 2"]
+    assert [run.row for run in found] == ["1.1", "1.1", "3.4", "3.4"]
 
 
 def test_paper_preset_takes_published_settings_and_ours_win(tmp_path: Path, write_recipe: Write) -> None:
@@ -75,15 +67,6 @@ def test_paper_preset_takes_published_settings_and_ours_win(tmp_path: Path, writ
     assert (plain.lr, plain.normalization) == (5e-5, "imagenet")
     assert plain.hparams == {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 25.0}  # the release's, for PACS
     assert other.hparams == plain.hparams | {"shift": 0.7}
-
-
-def test_a_method_may_change_its_pool_and_hyper_parameters_have_a_dot(write_recipe: Write) -> None:
-    rows = "rows:\n  - {name: A, method: lp-ln@mean@full}\n  - {name: B, method: miro, hparams.miro: 0.5}\n"
-    text = f"data: a\nunseen: x\n{rows}"
-    assert [run.config for run in runs(write_recipe(text))] == [
-        Config("a", "x", method="lp-ln", pool="mean", tune="full"),
-        Config("a", "x", method="miro", hparams={"miro": 0.5}),
-    ]
 
 
 def test_a_stream_has_its_own_settings_and_finds_its_schedule_beside_the_recipe(write_recipe: Write) -> None:
@@ -108,7 +91,7 @@ def test_a_random_search_draws_from_the_ranges_alike_for_every_domain(write_reci
     assert fewer == found[:6] != [run.config for run in runs(write_recipe(text + "3\nseed: 7"))]
 
 
-def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_expanded(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_recipe("unseen: x\nbackbone: ${SOME_FOLDER}/w.safetensors\ngrid: {data: [$SOME_FOLDER/PACS]}")
     monkeypatch.setenv("SOME_FOLDER", "/far")
     [run] = runs(path)
@@ -147,7 +130,7 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
         ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
     ],
 )
-def test_a_wrong_recipe_is_one_sentence(text: str, message: str, write_recipe: Write) -> None:
+def test_wrong_recipes_are_one_sentence(text: str, message: str, write_recipe: Write) -> None:
     with pytest.raises(ValueError, match=message) as error:
         runs(write_recipe(text))
     assert "recipe.yaml" in str(error.value)

@@ -10,7 +10,7 @@ import pytest
 
 from patchgen.common.files import write_text
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Needs, Unit, perform, read_work, to_json
+from patchgen.sweep.jobs import Needs, Unit, perform
 from patchgen.sweep.launch import LauncherOptions, run_units
 
 Work = Callable[..., None]
@@ -50,13 +50,7 @@ def test_a_unit_is_done_once_and_leaves_its_result_alone(make: Callable[..., Uni
     assert not unit.claim.exists()
 
 
-def test_a_unit_crosses_a_process_as_one_line(make: Callable[..., Unit]) -> None:
-    unit = make(write)
-    text = to_json(unit)
-    assert "\n" not in text and read_work(text) == unit
-
-
-def test_what_a_killed_attempt_left_is_taken_over(make: Callable[..., Unit]) -> None:
+def test_a_killed_attempt_is_resumed(make: Callable[..., Unit]) -> None:
     def work(folder: Path, result: str, word: str) -> None:
         part = folder / "part"
         if not part.exists():
@@ -71,7 +65,7 @@ def test_what_a_killed_attempt_left_is_taken_over(make: Callable[..., Unit]) -> 
     assert perform(unit) == "done" and unit.result.read_text() == "half and whole"
 
 
-def test_failures_are_told_and_forgotten_by_the_next_command(make: Callable[..., Unit], tmp_path: Path) -> None:
+def test_failures_are_reported_and_reset_by_the_next_command(make: Callable[..., Unit], tmp_path: Path) -> None:
     mended: list[bool] = []
 
     def work(folder: Path, result: str, word: str) -> None:

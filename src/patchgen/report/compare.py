@@ -47,26 +47,24 @@ def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
 
 def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """One object per run, checkpoint and part, as JSON writes it."""
-    for _, of_run in scores.groupby(["method", "unseen", "seed", "run"], sort=False):
-        run: Any = next(of_run.itertuples())  # a named tuple of the columns
-        values: dict[Any, Any] = {place: rows.set_index("metric")["value"].to_dict()
-                                  for place, rows in of_run.groupby(["checkpoint", "part"], sort=False)}  # fmt: skip
-        images = of_run[of_run["images"] > 0].groupby(["checkpoint", "part"])["images"].first()
-        for checkpoint in of_run["checkpoint"].unique():
-            masks = {name.removeprefix("mask: "): value for name, value in values[checkpoint, "all"].items()
-                     if name.startswith("mask: ")}  # fmt: skip
-            replaced = {kind: masks.pop(f"{kind} mask") for kind in ("true", "random") if f"{kind} mask" in masks}
-            for part in PARTS:
-                numbers = values[checkpoint, part]
-                yield {
-                    "method": run.method, "unseen": run.unseen, "seed": run.seed, "checkpoint": checkpoint,
-                    "part": part, "accuracy": numbers.get("accuracy", numbers.get("all")),
-                    "images": int(images[checkpoint, part]),
-                    "validation": run.validation, **{name: numbers.get(name) for name in ("f1", "known", "unknown")},
-                    "mask": masks, "given_mask": replaced if part == "all" else {}, "lr": run.lr,
-                    "select": run.selected_by, "run": run.run, "backbone": run.backbone,
-                    "metrics": {name: numbers[name] for name in METRICS if name in numbers},
-                }  # fmt: skip
+    for (*_, checkpoint), rows in scores.groupby(["method", "unseen", "seed", "run", "checkpoint"], sort=False):
+        run: Any = next(rows.itertuples())  # a named tuple of the columns
+        values = {part: of_part.set_index("metric")["value"].to_dict() for part, of_part in rows.groupby("part")}
+        images = rows[rows["images"] > 0].groupby("part")["images"].first()
+        masks = {name.removeprefix("mask: "): value for name, value in values["all"].items()
+                 if name.startswith("mask: ")}  # fmt: skip
+        replaced = {kind: masks.pop(f"{kind} mask") for kind in ("true", "random") if f"{kind} mask" in masks}
+        for part in PARTS:
+            numbers = values[part]
+            yield {
+                "method": run.method, "unseen": run.unseen, "seed": run.seed, "checkpoint": checkpoint,
+                "part": part, "accuracy": numbers.get("accuracy", numbers.get("all")),
+                "images": int(images[part]), "validation": run.validation,
+                **{name: numbers.get(name) for name in ("f1", "known", "unknown")},
+                "mask": masks, "given_mask": replaced if part == "all" else {}, "lr": run.lr,
+                "select": run.selected_by, "run": run.run, "backbone": run.backbone,
+                "metrics": {name: numbers[name] for name in METRICS if name in numbers},
+            }  # fmt: skip
 
 
 def comparison(

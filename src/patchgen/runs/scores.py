@@ -17,6 +17,7 @@ import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -247,10 +248,10 @@ def _read_run(run: RunFolder) -> tuple[Facts, list[Score]] | str:
             scores = _stream_scores(records)
             stages, validation = run.path / "stages.csv", 0.0
             domains = tuple(dict.fromkeys(score[0] for score in scores))
-            rows = _image_list(stages)[1] if stages.is_file() else ""
+            rows = _image_list(stages.read_bytes())[1] if stages.is_file() else ""
         else:
             scores, validation = _fold_scores(run, config, records)
-            domains, rows = _image_list(run.path / "splits.csv")
+            domains, rows = _image_list((run.path / "splits.csv").read_bytes())
         fingerprint = str(read_json(run.path / "env.json").get("data", ""))
         facts = (run.path, run.path.name, config, config.task, label_of(config), data_name(config), domains, rows,
                  fingerprint, "", backbone, *_setup(config, backbone), config.seed, config.lr,
@@ -299,20 +300,14 @@ def _stream_scores(records: Iterable[dict[str, Any]]) -> list[Score]:
     return scores
 
 
-_image_lists: dict[bytes, tuple[tuple[str, ...], str]] = {}  # runs on the same data have the same file
-
-
-def _image_list(path: Path) -> tuple[tuple[str, ...], str]:
+@lru_cache(16)  # runs on the same data have the same file
+def _image_list(content: bytes) -> tuple[tuple[str, ...], str]:
     """The domains of a run's images, and a digest of the rows without their split."""
-    content = path.read_bytes()
-    key = hashlib.blake2b(content).digest()
-    if key not in _image_lists:
-        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
-        digest = hashlib.sha256()
-        for row in rows:
-            digest.update("\0".join(row.get(name, "") for name in ROW).encode() + b"\n")
-        _image_lists[key] = tuple(dict.fromkeys(row.get("domain", "") for row in rows)), digest.hexdigest()
-    return _image_lists[key]
+    rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update("\0".join(row.get(name, "") for name in ROW).encode() + b"\n")
+    return tuple(dict.fromkeys(row.get("domain", "") for row in rows)), digest.hexdigest()
 
 
 def _name_apart(runs: Sequence[Facts]) -> None:

@@ -42,42 +42,40 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
     changes = {key: value for key, value in changes.items() if value is not None}
     for recipe in recipes:
         try:
-            for run in expand(recipe, data.domains):
-                _add(jobs, replace(run, config=replace(run.config, **changes)), Path(out), data)
+            runs = (replace(run, config=replace(run.config, **changes)) for run in expand(recipe, data.domains))
+            plan_runs(runs, out, data, jobs)
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith(str(recipe.path)) else f"{recipe.path}: {text}") from error
     return list(jobs.values())
 
 
-def plan_runs(runs: Iterable[PlannedRun], out: str | Path, data: DataSets) -> list[Job]:
-    """The jobs of single runs, each run once."""
-    jobs: dict[str, Job] = {}
+def plan_runs(
+    runs: Iterable[PlannedRun], out: str | Path, data: DataSets, jobs: dict[str, Job] | None = None
+) -> list[Job]:
+    """The jobs of single runs, added to `jobs`; one that is there already gets another label."""
+    jobs = {} if jobs is None else jobs
     for run in runs:
-        _add(jobs, run, Path(out), data)
+        config = run.config
+        try:
+            get_task(config.task).make_method(config)
+            if isinstance(config, Config):
+                table, digest = data.table(config.data, config.benchmark, config.options)
+                leaves_out(config, table.domains)
+                size = config.steps
+            else:
+                stream, digest = data.stream(config)
+                table, size = stream.table, config.epochs * len(stream.stages)
+            config = with_precision(config, out, digest)
+        except ValueError as error:
+            raise ValueError(f"{run.label}: {error}") from error
+        name = run_name(config, digest)
+        folder = RunFolder(Path(out) / name)
+        if name not in jobs and folder.path.is_dir():
+            data.check_content(table, digest, folder)
+        job = jobs.get(name) or Job((), (), config, Path(out), name, size)
+        jobs[name] = replace(job, labels=_once((*job.labels, run.label)), rows=_once((*job.rows, run.row)))
     return list(jobs.values())
-
-
-def _add(jobs: dict[str, Job], run: PlannedRun, out: Path, data: DataSets) -> None:
-    """Add the job of a run, or its label to the job that is the same run."""
-    config = run.config
-    try:
-        get_task(config.task).make_method(config)
-        if isinstance(config, Config):
-            table, digest = data.table(config.data, config.benchmark, config.options)
-            leaves_out(config, table.domains)
-            size = config.steps
-        else:
-            stream, digest = data.stream(config)
-            table, size = stream.table, config.epochs * len(stream.stages)
-        config = with_precision(config, out, digest)
-    except ValueError as error:
-        raise ValueError(f"{run.label}: {error}") from error
-    name = run_name(config, digest)
-    if name not in jobs and (out / name).is_dir():
-        data.check_content(table, digest, RunFolder(out / name))
-    job = jobs.get(name) or Job((), (), config, out, name, size)
-    jobs[name] = replace(job, labels=_once((*job.labels, run.label)), rows=_once((*job.rows, run.row)))
 
 
 class DataSets:
