@@ -104,9 +104,9 @@ def test_trouble_of_every_kind_is_said(tiny_run: MakeRun, image_folder: Path, tm
 def test_a_model_folder_says_itself_which_checkpoint_it_holds(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"format": MODEL_FORMAT, "checkpoint": "swad"}))
     predictor = load_run(run.path)
-    found = _facts(EvaluateArguments(str(tmp_path), ("data",)), predictor)
+    found = _facts(EvaluateArguments(model=str(tmp_path), targets=("data",)), predictor)
     assert (found["checkpoint"], found["runtime"]) == ("swad", "torch")
-    assert _facts(EvaluateArguments(str(run.path), ("data",)), predictor)["checkpoint"] == "selected"
+    assert _facts(EvaluateArguments(model=str(run.path), targets=("data",)), predictor)["checkpoint"] == "selected"
 
 
 @pytest.mark.parametrize(

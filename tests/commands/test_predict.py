@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands import predict_parts
+from patchgen.commands import predict
 from patchgen.commands.explain import output_names
 from patchgen.commands.inputs import find_images
 from patchgen.predict.predictor import Predictor, load_run
@@ -167,7 +167,7 @@ def test_a_killed_command_resumes(
     kind: str, run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
     stop_after: Callable[[int], list[int]],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(predict_parts, "IMAGES", 16)
+    monkeypatch.setattr(predict, "PART", 16)
     words = ["predict", run, str(image_folder), "--batch", "8", f"--{kind}"]
     assert main([*words, str(tmp_path / "whole")]) == 0
     target = tmp_path / "predictions"
@@ -187,7 +187,7 @@ def test_parts_of_another_model_or_of_other_images_are_never_used(
     change: str, run: str, tiny_run: MakeRun, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     stop_after: Callable[[int], list[int]],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(predict_parts, "IMAGES", 4)
+    monkeypatch.setattr(predict, "PART", 4)
     for place, kind in (("A", "circle"), ("B", "cross")):
         shutil.copytree(image_folder / "studio" / kind, tmp_path / place / "photos")
     monkeypatch.chdir(tmp_path / "A")
@@ -212,7 +212,7 @@ def test_parts_of_another_model_or_of_other_images_are_never_used(
 def test_a_file_that_another_process_writes_is_left_to_it(
     run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predict_parts, "_digest", lambda *_: "0123456789ab")
+    monkeypatch.setattr(predict, "_digest", lambda *_: "0123456789ab")
     work = tmp_path / ".a.csv.0123456789ab.parts"
     work.mkdir()
     with UnitFolder(work, tmp_path / "a.csv").locked():

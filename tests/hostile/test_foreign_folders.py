@@ -103,14 +103,14 @@ def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
 def test_parts_of_predictions_that_are_links_are_refused(
     kind: str, image_folder: Path, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from patchgen.commands import predict_parts
+    from patchgen.commands import predict
 
     (tmp_path / "elsewhere").mkdir()
     work = tmp_path / ".a.csv.0123456789ab.parts"
     if kind == "part":
         work.mkdir()
     (work if kind == "folder" else work / "000000.json").symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr(predict_parts, "_digest", lambda *_: "0123456789ab")
+    monkeypatch.setattr(predict, "_digest", lambda *_: "0123456789ab")
     words = [str(tiny_run("lp").path), str(image_folder / "studio/cross"), "--csv", str(tmp_path / "a.csv")]
     assert main(["predict", *words]) == 2
     assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "a.csv").exists()
@@ -129,7 +129,7 @@ def test_the_log_of_a_sweep_is_a_plain_file(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", '{"tile": 5}', "link"])
 def test_a_begun_slide_of_others_is_refused_in_a_sentence(content: str, tmp_path: Path) -> None:
-    from patchgen.commands.slide import DESCRIPTION, TILES, check_settings
+    from patchgen.slides.cut import DESCRIPTION, TILES, check_settings
 
     (tmp_path / DESCRIPTION).write_text("{}" if content == "link" else content)
     if content == "link":

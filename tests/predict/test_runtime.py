@@ -175,7 +175,7 @@ def test_workers_use_the_runtime_that_auto_has_found() -> None:
     def here(name: str | None) -> Predictor:
         return SimpleNamespace(runtime=name and SimpleNamespace(name=name))  # type: ignore[return-value]
 
-    auto = RuntimeOptions(runtime="auto").resolved_runtime
+    auto = RuntimeOptions(model="m", runtime="auto").resolved_runtime
     assert auto(here("openvino 2026.1")) == "openvino" and auto(here(None)) == "torch"
-    assert RuntimeOptions(runtime="onnx").resolved_runtime(here("onnxruntime 1.2")) == "onnx"
+    assert RuntimeOptions(model="m", runtime="onnx").resolved_runtime(here("onnxruntime 1.2")) == "onnx"
     assert auto(here("torch autocast bfloat16")) == "auto"  # no name of its own: each has its device's

@@ -124,13 +124,13 @@ def test_parts_of_predict_give_the_file_of_one_process(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """In this process, with the engine's place taken."""
-    from patchgen.commands import predict_parts
+    from patchgen.commands import predict
     from patchgen.commands.options import EngineOptions
     from patchgen.sweep.launch import LauncherOptions, run_units
 
     images, parts = shutil.copytree(image_folder, tmp_path / "images"), list[int]()
     (images / "field" / "cross" / "05.png").write_text("broken")
-    monkeypatch.setattr(predict_parts, "IMAGES", 20)  # of 90 images, in parts of two batches
+    monkeypatch.setattr(predict, "PART", 20)  # of 90 images, in parts of two batches
 
     def here(self: EngineOptions, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
         parts.append(len(units))

@@ -120,7 +120,10 @@ def test_other_settings_are_not_mixed_in(tiles: Path, cohort: Path, capsys: pyte
     words = (cohort / "slides", "--annotations", cohort / "annotations", "--out", tiles, "--tile", TILE)
     before = files_below(tiles)
     assert run(*words, "--min-label", 0.9) == 2
-    assert "was cut with min_label 0.75, now it is 0.9" in capsys.readouterr().err and files_below(tiles) == before
+    assert (
+        "started with other settings (min_label 0.75, now 0.9)" in capsys.readouterr().err
+        and files_below(tiles) == before
+    )
 
 
 def test_outside_overlap_and_ignored_classes(cohort: Path, tmp_path: Path) -> None:
@@ -207,8 +210,8 @@ def test_a_bad_slide_costs_itself_alone(cohort: Path, tmp_path: Path, capsys: py
         (["--labels", "wrong.csv"], "needs the column `slide`"),
         (["--labels", "twice.csv"], "line 3: the slide 'a1' is there twice"),
         (["--labels", "others.csv"], "no slide has an annotation or a label"),
-        (["--labels", "good.csv", "--overlap", "1"], "--overlap is a share from 0 to below 1, not 1"),
-        (["--labels", "good.csv", "--min-label", "0.5"], "--min-label is a share above 0.5"),
+        (["--labels", "good.csv", "--overlap", "1"], "--overlap must be below 1, not 1"),
+        (["--labels", "good.csv", "--min-label", "0.5"], "--min-label must be above 0.5"),
         (["--labels", "good.csv", "--tile", "0"], "--tile must be above 0"),
     ],
 )

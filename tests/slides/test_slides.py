@@ -251,7 +251,7 @@ def test_geojson_is_what_qupath_reads(tiles: pd.DataFrame, tmp_path: Path) -> No
     [
         ([], "no slide given"),
         (["a/x.svs", "b/x.svs"], "two slides are called 'x'"),
-        (["x.svs", "--min-tissue", "2"], "--min-tissue is a share"),
+        (["x.svs", "--min-tissue", "2"], "--min-tissue must be at most 1"),
         (["x.svs", "--mpp-slide", "0"], "--mpp-slide must be above 0"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_missing_extra_is_named(name: str, extra: str, monkeypatch: pytest.Mon
 
 
 def test_track_alone_is_tensorboard() -> None:
-    from patchgen.commands.settings import expand_track
+    from patchgen.commands import expand_track
 
     assert expand_track(["--track", "photos"]) == ["--track", "tensorboard", "photos"]
     assert expand_track(["photos", "--track", "wandb"]) == ["photos", "--track", "wandb"]

@@ -1,4 +1,8 @@
-"""One module per command: its options as a typed signature (`COMMAND`), and its output."""
+"""One module per command. Its `COMMAND` is a function whose signature, or whose dataclass `arguments`, has the options.
+
+With several words, such as `runs list` and `runs diff`, it is a table of functions; `DEFAULT` names the one that needs
+no word. Commands with the settings of a run have `main(argv)`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from patchgen.common.files import check_writable, expanded
 from patchgen.common.text import did_you_mean, printable
+from patchgen.common.untrusted import outside
 
 T = TypeVar("T")
+COUNT, POSITIVE = "[1, inf]", "(0, inf)"  # intervals of numbers
 Maybe = Annotated[
     T | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="")
 ]  # an option that may be absent
@@ -38,7 +45,7 @@ ELSEWHERE = {
 def parse(
     what: Callable[..., T], name: str, argv: list[str], config: Sequence[Any] = (), known: Iterable[str] = ()
 ) -> T:
-    """A function or dataclass from the command's words.
+    """A dataclass, or what a function returns, from the command's words.
 
     Args:
         config: Markers of tyro, instead of the usual ones.
@@ -47,18 +54,15 @@ def parse(
     Raises:
         ValueError: an unknown option, or a value that is no number.
     """
-    if isinstance(what, type):
-        target: Callable[..., Any] = what
-    else:
 
-        @functools.wraps(what)
-        def target(*values: Any, **named: Any) -> Callable[[], T]:  # called when no word is left over
-            return functools.partial(what, *values, **named)
+    @functools.wraps(what)
+    def target(*values: Any, **named: Any) -> Callable[[], T]:  # called when no word is left over
+        return functools.partial(what, *values, **named)
 
     try:
         made, unknown = tyro.cli(
-            target, prog=f"patchgen {name}", args=argv, return_unknown_args=True, registry=_numbers(),
-            config=config or (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
+            what if isinstance(what, type) else target, prog=f"patchgen {name}", args=argv, return_unknown_args=True,
+            registry=_numbers(), config=config or (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
         )  # fmt: skip
     except NotANumber as error:
         before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
@@ -67,6 +71,12 @@ def parse(
     if unknown:
         refuse_unknown(unknown, known or inspect.signature(what).parameters)
     return made if isinstance(what, type) else made()  # type: ignore[no-any-return]
+
+
+def options_of(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What tyro reads: the dataclass `arguments` of a function, or its own signature."""
+    takes = "arguments" in inspect.signature(command).parameters
+    return get_type_hints(command)["arguments"] if takes else command  # type: ignore[no-any-return]
 
 
 def refuse_unknown(words: Sequence[str], known: Iterable[str]) -> None:
@@ -138,38 +148,69 @@ def require_data(data: str) -> None:
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
-def check_at_least(arguments: Any, **least: int) -> None:
-    """ValueError for the first of these options that is given and too small."""
-    for name, number in least.items():
+def check_bounds(arguments: Any, **intervals: str) -> None:
+    """ValueError for the first of these options that is given and outside its interval, such as `[0, 1)`."""
+    for name, interval in intervals.items():
         value = getattr(arguments, name)
-        if value is not None and value < number:
-            raise ValueError(f"{option_name(name)} must be at least {number}, not {value}")
+        if value is not None and (rule := outside(value, interval)):
+            raise ValueError(f"{option_name(name)} must be {rule}, not {value}")
 
 
-def check_folder(out: str | Path) -> None:
-    """Reject an existing file where a folder is to be written."""
-    if Path(out).exists() and not Path(out).is_dir():
+def check_folder(out: str | Path) -> Path:
+    """The folder to write, after a check before any work that it can be written."""
+    folder = expanded(out)
+    if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
+    check_writable(folder, "--out")
+    return folder
+
+
+def check_file(file: str | Path, option: str, *endings: str) -> Path:
+    """The file to write, after a check before any work that it can be written."""
+    target = expanded(file)
+    if target.is_dir() or (endings and target.suffix.lower() not in endings):
+        rule = f"a file that ends in {' or '.join(endings)}" if endings else "a file"
+        raise ValueError(f"{option} must be {rule}, not {'the folder ' * target.is_dir()}{str(file)!r}")
+    if not target.absolute().parent.is_dir():
+        raise ValueError(f"{option} {file}: the folder {target.parent} does not exist; make it first")
+    check_writable(target, option)
+    return target
 
 
 def run(name: str, argv: list[str]) -> int:
-    """Run a command and return its exit code.
-
-    Its module has `main(argv)`, or no more than `COMMAND`: a function, or functions by the first word.
-    """
+    """Run a command and return its exit code."""
     module = import_module(f"patchgen.commands.{name}")
+    if "--track" in argv:
+        argv = expand_track(argv)
     if hasattr(module, "main"):
         return int(module.main(argv))
     command: Callable[..., Any] | Mapping[str, Callable[..., Any]] = module.COMMAND
-    if not isinstance(command, Mapping):
-        return parse(command, name, argv) or 0
-    if not argv or argv[0] in HELP:
-        lines = [f"  {word:<8} {(action.__doc__ or '').splitlines()[0]}" for word, action in command.items()]
-        print(f"usage: patchgen {name} {{{','.join(command)}}} ...\n\n" + "\n".join(lines))
-        return 0
-    if argv[0] not in command:
-        raise ValueError(f"unknown word {argv[0]!r}{did_you_mean(argv[0], command)} (known: {', '.join(command)})")
-    return parse(command[argv[0]], f"{name} {argv[0]}", argv[1:]) or 0
+    if isinstance(command, Mapping):
+        word, default = argv[0] if argv else "--help", getattr(module, "DEFAULT", None)
+        if word in command:
+            name, argv, command = f"{name} {word}", argv[1:], command[word]
+        elif default:
+            command = command[default]
+        elif word in HELP:
+            lines = [f"  {word:<8} {(action.__doc__ or '').splitlines()[0]}" for word, action in command.items()]
+            print(f"usage: patchgen {name} {{{','.join(command)}}} ...\n\n" + "\n".join(lines))
+            return 0
+        else:
+            raise ValueError(f"unknown word {word!r}{did_you_mean(word, command)} (known: {', '.join(command)})")
+    options = options_of(command)
+    result = parse(options, name, argv)
+    return (result if options is command else command(result)) or 0
+
+
+def expand_track(argv: list[str]) -> list[str]:
+    """The same words with a bare `--track` replaced by `--track tensorboard`."""
+    from patchgen.train.track import TRACKERS
+
+    words = []
+    for i, word in enumerate(argv):
+        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
+        words += [word, "tensorboard"] if alone else [word]
+    return words
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:

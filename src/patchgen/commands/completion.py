@@ -14,8 +14,6 @@ from tyro.extras import SubcommandApp
 
 from patchgen import commands
 
-PARTS = {"slide": {"tiles": "slide_tiles"}}  # actions in modules of their own
-
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
     """Print a completion script; docs/use/quickstart.md says how to install it.
@@ -28,24 +26,14 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positi
 
 def app() -> SubcommandApp:
     """Every command with its options, as one program."""
-    names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     whole = SubcommandApp()
-    for name in sorted(names - {part for parts in PARTS.values() for part in parts.values()}):
-        command = getattr(import_module(f"patchgen.commands.{name}"), "COMMAND", None)
-        if command is None:  # what commands share
-            continue
-        actions = {key: import_module(f"patchgen.commands.{part}").COMMAND for key, part in PARTS.get(name, {}).items()}
-        if isinstance(command, dict):
-            actions = command
-        elif actions:
-            actions = {"map": command, **actions}
-        if not actions:
-            whole.command(command, name=name)
-            continue
+    for name in sorted(module.name for module in pkgutil.iter_modules(commands.__path__)):
+        command = getattr(import_module(f"patchgen.commands.{name}"), "COMMAND", {})
         nested = SubcommandApp()
-        for number, (action, function) in enumerate(actions.items()):
-            nested.command(function, name=action, is_default=number == 0)
-        whole.command(nested, name=name)
+        for number, (word, action) in enumerate(command.items() if isinstance(command, dict) else ()):
+            nested.command(commands.options_of(action), name=word, is_default=number == 0)
+        if command:  # else what commands share
+            whole.command(nested if isinstance(command, dict) else commands.options_of(command), name=name)
     return whole
 
 

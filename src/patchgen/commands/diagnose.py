@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, check_folder, parse, print_table
+from patchgen.commands import announce, check_folder, print_table
 from patchgen.commands.options import ModelOptions
 from patchgen.common.text import json_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DiagnoseArguments(ModelOptions):
     """Test whether a run's mask decides: perturbation, insertion and deletion, geometry, maps, cost.
 
@@ -22,7 +22,7 @@ class DiagnoseArguments(ModelOptions):
     figure as PNG, SVG and CSV.
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Finished run folder, as `patchgen train` prints it."""
     against: tuple[str, ...] = ()
     """Runs of the same fold to compare with, such as the matched lp-ln."""
@@ -46,21 +46,15 @@ class DiagnoseArguments(ModelOptions):
     """Print the diagnosis as JSON instead of a table."""
 
 
-COMMAND = DiagnoseArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(DiagnoseArguments, "diagnose", argv)
+def diagnose(arguments: DiagnoseArguments) -> int:
     announce()
     from patchgen.common.progress import Progress
     from patchgen.diagnose.diagnosis import examine, prepare
     from patchgen.diagnose.measure import Options
 
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
-    out = Path(arguments.out or Path(arguments.run) / "diagnosis")
-    check_folder(out)
-    opened = prepare([arguments.run, *arguments.against], arguments.data, options, **arguments.device)
-    out.mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be created
+    out = check_folder(arguments.out or Path(arguments.model) / "diagnosis")
+    opened = prepare([arguments.model, *arguments.against], arguments.data, options, **arguments.device)
     with Progress("diagnosing", opened.work) as bar:
         diagnosis = examine(opened, bar.say, bar.tick)
     page = diagnosis.write(out)
@@ -77,3 +71,6 @@ def _print(facts: dict[str, Any]) -> None:
         mask = run["mask"]["verdict"] if run["mask"] else "no mask"
         print(f"{name}: accuracy {run['accuracy']['mean']:.1%} on {run['images']} images; {mask}")
     print_table(("part", "claim", "appears", "measured"), [list(claim.values()) for claim in facts["claims"]])
+
+
+COMMAND = diagnose

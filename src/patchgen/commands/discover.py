@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, check_at_least, check_folder, parse, print_table, require_data
+from patchgen.commands import COUNT, announce, check_bounds, check_folder, print_table, require_data
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import ModelOptions
+from patchgen.commands.options import ImageOptions, ModelOptions
 from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
@@ -24,14 +24,12 @@ CENTRAL = 24  # images of a group that its sheet shows
 CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio")
 
 
-@dataclass(frozen=True)
-class DiscoverArguments(ModelOptions):
+@dataclass(frozen=True, kw_only=True)
+class DiscoverArguments(ImageOptions, ModelOptions):
     """Group images that fit no known class: a contact sheet (.png) per group, assignments.csv and index.html."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, as `patchgen train` prints it, of any method and task."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
-    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
     """Folder for the sheets, the CSV and the page; created if missing, files of the same name are replaced."""
     new_classes: int | None = None
@@ -44,15 +42,13 @@ class DiscoverArguments(ModelOptions):
     """Images per forward pass."""
     json: bool = False
     """Print one JSON object instead of tables."""
-    strict: bool = False
-    """Exit with code 1 if any image could not be read."""
     quiet: bool = False
     """No progress."""
 
 
 def _check(arguments: DiscoverArguments, images: int) -> None:
     """Check before any work what would otherwise fail at its end."""
-    check_at_least(arguments, batch=1, new_classes=1, at_most=1)
+    check_bounds(arguments, batch=COUNT, new_classes=COUNT, at_most=COUNT)
     for option, value in (("--new-classes", arguments.new_classes), ("--at-most", arguments.at_most)):
         if value is not None and value > images:
             raise ValueError(
@@ -71,7 +67,7 @@ def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Fea
     from patchgen.predict.discover import read_features, reference_images
     from patchgen.runs.folder import RunFolder
 
-    known = reference_images(RunFolder.open(arguments.run), arguments.data)
+    known = reference_images(RunFolder.open(arguments.model), arguments.data)
     with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
         features = read_features(predictor, known.files, arguments.batch, bar.tick)
     label_of = dict(zip(known.files, known.labels, strict=True))
@@ -194,11 +190,7 @@ def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
     return json_text({"groups": rows, "estimate": estimate, "rule": rule, "unreadable": unreadable, **files})
 
 
-COMMAND = DiscoverArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(DiscoverArguments, "discover", argv)
+def discover(arguments: DiscoverArguments) -> int:
     paths = find_images(arguments.images)
     _check(arguments, len(paths))
     announce(arguments.quiet)
@@ -206,16 +198,16 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.discover import calibrated_rule, group_features, read_features
     from patchgen.runs.folder import RunFolder
 
-    predictor = arguments.load(arguments.run)
+    predictor = arguments.load()
     known, labels = _read_known(predictor, arguments)
     with Progress("images", len(paths), quiet=arguments.quiet) as bar:
         features = read_features(predictor, paths, arguments.batch, bar.tick)
         groups = group_features(
             features, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
-            seed=predictor.config.seed, rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
+            seed=predictor.config.seed, rule=calibrated_rule(RunFolder.open(arguments.model), arguments.checkpoint),
         )  # fmt: skip
     rows = _summarise(groups)
-    run = f"{Path(arguments.run).resolve().name} ({predictor.config.method})"
+    run = f"{Path(arguments.model).resolve().name} ({predictor.config.method})"
     page = _write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
     if arguments.json:
         print(_as_json(groups, rows, page))
@@ -227,3 +219,6 @@ def main(argv: list[str]) -> int:
         print_table(head, [[*_cells(row), row["sheet"] or ""] for row in rows])
         print(page)
     return report_unreadable(groups.unreadable, len(paths), arguments.strict)
+
+
+COMMAND = discover

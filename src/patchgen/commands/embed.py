@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import COUNT, announce, check_bounds, check_file
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import ModelOptions
-from patchgen.common.files import check_writable, expanded
+from patchgen.commands.options import ImageOptions, ModelOptions
+from patchgen.common.files import expanded
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True)
-class EmbedArguments(ModelOptions):
+@dataclass(frozen=True, kw_only=True)
+class EmbedArguments(ImageOptions, ModelOptions):
     """Write the feature vectors of images, one row per image, for other tools."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, run folder of `patchgen train`, or a bare encoder: a name, hub id or folder."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA...")]
     """Folder `domain/class/*.jpg` or CSV manifest; or image files, folders and patterns, which have only paths."""
@@ -36,8 +36,6 @@ class EmbedArguments(ModelOptions):
     """Of a bare encoder: images are resized to this square; a trained model has its own size."""
     batch: int = 64
     """Images per forward pass."""
-    strict: bool = False
-    """Exit with code 1 if any image could not be read, not only if none could."""
 
 
 def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]:
@@ -55,18 +53,14 @@ def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]
     return find_images(words), {}
 
 
-COMMAND = EmbedArguments
+def embed_images(arguments: EmbedArguments) -> int:
+    check_bounds(arguments, batch=COUNT)
+    if not arguments.what:
+        raise ValueError("--what must name at least one of features, cls, mean")
+    from patchgen.predict.embed import FORMATS, embed, load_embedder, require_parquet, write_columns
 
-
-def main(argv: list[str]) -> int:
-    arguments = parse(EmbedArguments, "embed", argv)
-    target = Path(arguments.out)
-    if arguments.batch < 1 or not arguments.what:
-        raise ValueError("--batch must be at least 1, and --what names at least one of features, cls, mean")
-    from patchgen.predict.embed import check_target, embed, load_embedder, write_columns
-
-    check_target(target)
-    check_writable(target, "--out")
+    target = check_file(arguments.out, "--out", *FORMATS)
+    require_parquet(target)
     if arguments.coordinates:
         from patchgen.diagnose.geometry import require_projection
 
@@ -75,7 +69,7 @@ def main(argv: list[str]) -> int:
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress
 
-    predictor = load_embedder(arguments.run, arguments.checkpoint, arguments.image_size, **arguments.how)
+    predictor = load_embedder(arguments.model, arguments.checkpoint, arguments.image_size, **arguments.how)
     with Progress("embedding", len(paths)) as bar:
         found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, bar.tick)
     if found.rows:
@@ -100,3 +94,6 @@ def _plane(vectors: np.ndarray, how: Literal["auto", "umap", "pca"]) -> dict[str
     points, way = flat(vectors, how)
     print(f"x and y: {way}")
     return {"x": points[:, 0].astype("float32"), "y": points[:, 1].astype("float32")}
+
+
+COMMAND = embed_images

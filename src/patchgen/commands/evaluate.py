@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, check_at_least, check_folder, parse, print_table, require_data
+from patchgen.commands import COUNT, announce, check_bounds, check_file, check_folder, print_table, require_data
 from patchgen.commands.inputs import report_unreadable
-from patchgen.commands.options import RuntimeOptions
-from patchgen.common.files import check_writable, expanded, write_text
+from patchgen.commands.options import RuntimeOptions, StrictOptions
+from patchgen.common.files import expanded, write_text
 from patchgen.common.text import json_text, printable
 from patchgen.common.untrusted import read_json
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
 
 
-@dataclass(frozen=True)
-class EvaluateArguments(RuntimeOptions):
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(StrictOptions, RuntimeOptions):
     """Score a trained model on labelled images: metrics with intervals, per site and per patient, and its mistakes.
 
     With several runs of one fold instead of DATA: the mean of their probabilities, scored on the domain that all left
     out, next to the single runs (EoA for `+sma` runs).
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA|RUN...")]
     """Folder `site/class/*.jpg` or `class/*.jpg`, or CSV manifest (path, domain, label, optional group); or runs."""
     out: str | None = None
@@ -53,17 +51,11 @@ class EvaluateArguments(RuntimeOptions):
     """Number of most confidently wrong images to show."""
     json: bool = False
     """Print metrics.json instead of a table."""
-    strict: bool = False
-    """Exit with code 1 if any image could not be read."""
     batch: int = 64
     """Images per forward pass."""
 
 
-COMMAND = EvaluateArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(EvaluateArguments, "evaluate", argv)
+def evaluate_model(arguments: EvaluateArguments) -> int:
     if all(_is_run(word) for word in arguments.targets):
         return _evaluate_ensemble(arguments)
     out, data = _check(arguments)
@@ -75,13 +67,13 @@ def main(argv: list[str]) -> int:
 
     table = read_table(data, for_scoring=True)
     rows = rows_of_sites(table, arguments.sites)
-    predictor = arguments.load(arguments.run, len(rows))
+    predictor = arguments.load(len(rows))
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)
     out.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
         answers = collect(predictor, table, rows, arguments.batch, bar.tick)
-    sites, expected = training_sites(arguments.run)
+    sites, expected = training_sites(arguments.model)
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
         if bar.total > 1:
             bar.say(f"{arguments.resamples:,} resamples for the intervals")
@@ -109,11 +101,8 @@ def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
     require_data(data)
     if arguments.data is not None:
         raise ValueError("--data is for several runs, whose data has another path now; leave it out")
-    out = expanded(arguments.out or "evaluation")
-    check_folder(out)
-    check_writable(out, "--out")
-    check_at_least(arguments, batch=1, wrong=0)
-    return out, data
+    check_bounds(arguments, batch=COUNT, wrong="[0, inf]")
+    return check_folder(arguments.out or "evaluation"), data
 
 
 def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
@@ -122,14 +111,14 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
     from patchgen.runs.scores import recorded_mask
 
     checkpoint = arguments.checkpoint
-    if is_model_folder(arguments.run):  # it has a single model, and records which one
-        checkpoint = read_json(Path(arguments.run) / MODEL_CONFIG).get("checkpoint", checkpoint)
+    if is_model_folder(arguments.model):  # it has a single model, and records which one
+        checkpoint = read_json(Path(arguments.model) / MODEL_CONFIG).get("checkpoint", checkpoint)
     return {
-        "model": Path(arguments.run).resolve().name,
+        "model": Path(arguments.model).resolve().name,
         "method": predictor.config.method,
         "checkpoint": checkpoint,
         "runtime": predictor.variant or "torch",
-        "mask": recorded_mask(arguments.run),
+        "mask": recorded_mask(arguments.model),
         "data": arguments.targets[0],
     }
 
@@ -225,16 +214,12 @@ def _print(metrics: dict[str, Any]) -> None:
 
 def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
     """Score the mean of the runs' probabilities next to the single runs."""
-    out = expanded(arguments.out) if arguments.out else None
-    if out and (out.suffix.lower() != ".csv" or out.is_dir()):
-        raise ValueError(f"--out must name a .csv file, got '{arguments.out}'; try '{out / 'ensemble.csv'}'")
-    if out and not out.absolute().parent.is_dir():
-        raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    out = check_file(arguments.out, "--out", ".csv") if arguments.out else None
     announce()
     from patchgen.common.files import write_csv
     from patchgen.predict.fold_runs import score_ensemble
 
-    runs = (arguments.run, *arguments.targets)
+    runs = (arguments.model, *arguments.targets)
     ensemble = score_ensemble(runs, arguments.data, arguments.checkpoint, **arguments.device)
     fold = ensemble.fold
     if out:
@@ -277,3 +262,6 @@ def _ensemble_lines(ensemble: Ensemble) -> Iterator[list[str]]:
         best = int(probabilities.argmax())
         about = [fold.table.paths[row], "in" if row in inside else "out", fold.table.label_name(row)]
         yield [*about, fold.classes[best], *(f"{p:.6f}" for p in (probabilities[best], *probabilities))]
+
+
+COMMAND = evaluate_model

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from patchgen.commands import announce, check_folder, parse
+from patchgen.commands import announce, check_folder
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import RuntimeOptions
-from patchgen.common.files import check_writable, replacing, write_text
+from patchgen.commands.options import ImageOptions, RuntimeOptions
+from patchgen.common.files import replacing, write_text
 from patchgen.common.text import json_text, printable
 from patchgen.draw.overlay import UNSELECTIVE
 
@@ -24,14 +22,10 @@ if TYPE_CHECKING:
 NAME = 48  # maximum characters of an image's name: at four bytes each they fit into 255 bytes
 
 
-@dataclass(frozen=True)
-class ExplainArguments(RuntimeOptions):
+@dataclass(frozen=True, kw_only=True)
+class ExplainArguments(ImageOptions, RuntimeOptions):
     """Show which patches the classifier reads more than others: a picture and a mask (.npy) per image, and a page."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
-    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
     """Folder for the pictures, masks and index; created if missing, files of the same name are replaced."""
     map: Literal["auto", "mask", "grad-cam", "rollout"] = "auto"
@@ -42,8 +36,6 @@ class ExplainArguments(RuntimeOptions):
     """Colours of the mask: a colour map of matplotlib, such as viridis, cividis, magma or gray."""
     alpha: float = 0.6
     """Opacity of the colours: 0 shows the image alone, 1 the map alone."""
-    strict: bool = False
-    """Exit with code 1 if any image could not be read, not only if none could."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -111,24 +103,18 @@ def _picture(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-COMMAND = ExplainArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(ExplainArguments, "explain", argv)
+def explain(arguments: ExplainArguments) -> int:
     announce()
     from patchgen.draw.overlay import check_colours
 
     check_colours(arguments.colormap, arguments.alpha)
-    paths, out = find_images(arguments.images), Path(arguments.out)
-    check_folder(out)
-    check_writable(out, "--out")
+    paths, out = find_images(arguments.images), check_folder(arguments.out)
     from patchgen.common.progress import Progress
     from patchgen.data.images import UnreadableImage
     from patchgen.pages.page import write_page
     from patchgen.predict.predictor import Unreadable
 
-    predictor = arguments.load(arguments.run, len(paths))
+    predictor = arguments.load(len(paths))
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
     entries, unreadable = [], []
@@ -139,7 +125,7 @@ def main(argv: list[str]) -> int:
             except UnreadableImage as error:
                 unreadable.append(Unreadable(path, error.reason))
             bar.tick()
-    run = Path(arguments.run).resolve().name
+    run = Path(arguments.model).resolve().name
     index = {
         "run": run,
         "checkpoint": arguments.checkpoint,
@@ -155,3 +141,6 @@ def main(argv: list[str]) -> int:
         print(f"{flat} of {len(entries)} maps select every patch, or none: {UNSELECTIVE} in them", file=sys.stderr)
     print(out)
     return report_unreadable(unreadable, len(paths), arguments.strict)
+
+
+COMMAND = explain

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import COUNT, announce, check_bounds, check_file
 from patchgen.commands.inputs import find_images
-from patchgen.common.files import check_writable
+from patchgen.common.files import check_writable, expanded
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -41,16 +41,9 @@ class ExportArguments:
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
 
 
-COMMAND = ExportArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(ExportArguments, "export", argv)
-    target = Path(arguments.out)
-    _check_target(arguments, target)
-    if arguments.count < 1:
-        raise ValueError(f"--count must be at least 1, not {arguments.count}")
-    check_writable(target, "--out")
+def export_model(arguments: ExportArguments) -> int:
+    check_bounds(arguments, count=COUNT, patch=COUNT, spacing="(0, 1000)")
+    target = _target(arguments)
     announce()
     from patchgen.predict.export import NOISE_FACTOR, check_folder, drawn_images, export, export_wsinfer, require_extra
     from patchgen.predict.predictor import load_predictor
@@ -92,19 +85,15 @@ def _scale(arguments: ExportArguments, predictor: Predictor) -> TileScale:
     return TileScale(spacing, arguments.patch or (known.side if known else predictor.config.image_size))
 
 
-def _check_target(arguments: ExportArguments, target: Path) -> None:
-    """Check that the options fit the format, before the model is loaded."""
+def _target(arguments: ExportArguments) -> Path:
+    """The file or folder to write, after checks that need no model."""
     if arguments.format == "onnx":
-        if target.is_dir() or target.suffix != ".onnx":
-            raise ValueError(f"--out must be a file that ends in .onnx, not {arguments.out!r}")
         for name in ("spacing", "patch"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} is for --format wsinfer; an ONNX file has no such field")
-    elif arguments.spacing is not None and not 0 < arguments.spacing < 1000:
-        raise ValueError(
-            f"--spacing is the number of microns per pixel of the tiles (such as 0.5), not {arguments.spacing}"
-        )
-    elif arguments.patch is not None and arguments.patch < 1:
-        raise ValueError(f"--patch must be at least 1 pixel, not {arguments.patch}")
-    if not target.absolute().parent.is_dir():
-        raise ValueError(f"--out {target}: the folder {target.parent} does not exist; make it first")
+        return check_file(arguments.out, "--out", ".onnx")
+    check_writable(arguments.out, "--out")
+    return expanded(arguments.out)
+
+
+COMMAND = export_model

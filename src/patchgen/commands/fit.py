@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import Maybe, announce, print_table, require_data
+from patchgen.commands import Maybe, announce, check_bounds, print_table, require_data
 from patchgen.commands.settings import (
     Layers,
     StartOptions,
-    expand_track,
     parse_settings,
     preset_layers,
     settings_of,
@@ -86,11 +85,10 @@ def parsed(argv: list[str]) -> tuple[FitOptions, dict[str, Any]]:
 
 
 def main(argv: list[str]) -> int:
-    options, given = parsed(expand_track(argv))
+    options, given = parsed(argv)
     require_data(given.get("data", "."))
     announce(options.quiet)
-    if options.minutes is not None and not 0 < options.minutes < 1e6:
-        raise ValueError(f"--minutes must be a number above 0, not {options.minutes:g}")
+    check_bounds(options, minutes="(0, 1e6)")
     configs = _configs(options, given)
     from patchgen.common.files import check_writable
     from patchgen.common.progress import is_first, print_once

@@ -1,4 +1,4 @@
-"""Options that commands share: the model's checkpoint, device and runtime, and the engine that the work runs on."""
+"""Options that commands share: the model with its device and runtime, the images, and the engine of the work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import tyro
 
 from patchgen.commands import Maybe, check_at_least
 
@@ -31,6 +33,8 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(DeviceOptions):
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     backbone: Maybe[str] = None
@@ -42,11 +46,11 @@ class ModelOptions(DeviceOptions):
     def how(self) -> dict[str, Any]:
         return {**self.device, "backbone": self.backbone, "allow_download": self.allow_download}
 
-    def load(self, path: str, images: int | None = None) -> Predictor:
-        """The classifier of a model folder or run folder."""
+    def load(self, images: int | None = None) -> Predictor:
+        """The classifier of the model folder or run folder."""
         from patchgen.predict.predictor import load_predictor
 
-        return load_predictor(path, self.checkpoint, **self.how)
+        return load_predictor(self.model, self.checkpoint, **self.how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +58,13 @@ class RuntimeOptions(ModelOptions):
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "auto"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
 
-    def load(self, path: str, images: int | None = None) -> Predictor:
-        """The classifier on the chosen runtime, which is reported on stderr.
+    def load(self, images: int | None = None) -> Predictor:
+        """The classifier on the chosen runtime, which is reported on stderr; for a few images nothing is converted."""
+        return super().load().use(self.runtime, partial(print, file=sys.stderr, flush=True), images)
 
-        Args:
-            images: Number of images to predict: for a few, `auto` does not convert a model.
-        """
-        return super().load(path).use(self.runtime, partial(print, file=sys.stderr, flush=True), images)
-
-    def load_once(self, path: str) -> Predictor:
+    def load_once(self) -> Predictor:
         """The same for many pieces of work of one process, which share the model."""
-        names = RuntimeOptions.__dataclass_fields__
-        return _load_once(path, RuntimeOptions(**{name: getattr(self, name) for name in names}))
+        return _load_once(RuntimeOptions(**{name: getattr(self, name) for name in RuntimeOptions.__dataclass_fields__}))
 
     def resolved_runtime(self, predictor: Predictor) -> RuntimeName:
         """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
@@ -76,8 +75,20 @@ class RuntimeOptions(ModelOptions):
 
 
 @lru_cache(1)
-def _load_once(path: str, options: RuntimeOptions) -> Predictor:
-    return options.load(path, images=0)  # their number is not known yet: `auto` uses what is converted already
+def _load_once(options: RuntimeOptions) -> Predictor:
+    return options.load(images=0)  # their number is not known yet: `auto` uses what is converted already
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrictOptions:
+    strict: bool = False
+    """Exit with code 1 if any image could not be read, not only if none could."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(StrictOptions):
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +106,13 @@ class EngineOptions:
     def alone(self) -> bool:
         """Whether all work is done in this process."""
         return self.engine == "local" and (self.workers or 1) == 1
+
+    def use_threads(self) -> None:
+        """Before a runtime queries them."""
+        from patchgen.common.machine import use_threads
+
+        if self.alone:
+            use_threads(self.threads)
 
     def check_engine(self) -> None:
         """Check the numbers before any work."""

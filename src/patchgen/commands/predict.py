@@ -1,44 +1,51 @@
-"""patchgen predict MODEL IMAGES...: class and confidence of images, with any model or run, as a table, CSV or JSON."""
+"""patchgen predict MODEL IMAGES...: class and confidence of images, with any model or run, as a table, CSV or JSON.
+
+A file is made in parts: a stopped command resumes, and processes can share the work. A part is a number of whole
+batches, so that each image is predicted in the batch that one process would make. Parts are in a hidden folder next to
+the target. Its name has a digest of the model, the format and the images, so that parts of others are never used, and a
+file with the target's name is always complete.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
+import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import tyro
-
-from patchgen.commands import announce, check_at_least, parse
+from patchgen.commands import COUNT, announce, check_bounds, check_file
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import EngineOptions, RuntimeOptions
-from patchgen.common.files import check_writable, is_replaceable
+from patchgen.commands.options import EngineOptions, ImageOptions, RuntimeOptions
+from patchgen.common.files import expanded, is_replaceable, refuse_links, replacing, write_text
 from patchgen.common.text import csv_cell, json_text, printable
+from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Prediction, Predictor, Unreadable
+    from patchgen.sweep.jobs import Unit
+
+PART = 256  # approximate number of images of a part
 
 
-@dataclass(frozen=True)
-class PredictArguments(RuntimeOptions, EngineOptions):
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(ImageOptions, RuntimeOptions, EngineOptions):
     """Predict the class of images with a trained model. Resumable with the same command if a file is written."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
-    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     csv: str | None = None
     """Write path, label, confidence and a column p_CLASS for each class to this file; `-` is standard output."""
     jsonl: str | None = None
     """Write one JSON object per line to this file; `-` is standard output."""
     json: bool = False
     """Print JSON instead of a table."""
-    strict: bool = False
-    """Exit with code 1 if any image could not be read, not only if none could."""
     batch: int = 64
     """Images per forward pass."""
 
@@ -46,62 +53,58 @@ class PredictArguments(RuntimeOptions, EngineOptions):
     def file(self) -> str | None:
         """The file to write in parts; None for a stream (standard output, a device or a pipe)."""
         name = self.csv or self.jsonl
-        return name if name not in (None, "-") and is_replaceable(str(name)) else None
+        streamed = name in (None, "-") or not (is_replaceable(str(name)) or Path(str(name)).is_dir())
+        return None if streamed else name
 
 
-COMMAND = PredictArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(PredictArguments, "predict", argv)
-    _check(arguments)
+def predict(arguments: PredictArguments) -> int:
+    formats = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
+    if len(formats) > 1:
+        raise ValueError(f"{' and '.join(formats)} exclude each other: choose one")
+    check_bounds(arguments, batch=COUNT)
+    arguments.check_engine()
+    if arguments.file:
+        check_file(arguments.file, formats[0])
+    elif not arguments.alone:
+        raise ValueError("--engine and --workers need a plain file to write to: add --csv FILE or --jsonl FILE")
     announce()
     paths = find_images(arguments.images)
-    from patchgen.common.machine import use_threads
-
-    if arguments.alone:
-        use_threads(arguments.threads)
-    predictor = arguments.load(arguments.run, len(paths))
+    arguments.use_threads()
+    predictor = arguments.load(len(paths))
     if arguments.file:
-        from patchgen.commands.predict_parts import write_file
-
-        unreadable = write_file(arguments, arguments.file, predictor, paths)
+        unreadable = _write_file(arguments, expanded(arguments.file), predictor, paths)
         print(arguments.file)
     else:
         unreadable = _write_stream(arguments, predictor, paths)
     return report_unreadable(unreadable, len(paths), arguments.strict)
 
 
-def _check(arguments: PredictArguments) -> None:
-    """Check before any work what would otherwise fail at its end."""
-    formats = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
-    if len(formats) > 1:
-        raise ValueError(f"{' and '.join(formats)} exclude each other: choose one")
-    check_at_least(arguments, batch=1)
-    arguments.check_engine()
-    name = arguments.csv or arguments.jsonl
-    if name in (None, "-"):
-        if not arguments.alone:
-            raise ValueError("--engine and --workers need a file to write to: add --csv FILE or --jsonl FILE")
-        return
-    file = Path(str(name))
-    if file.is_dir():
-        raise ValueError(f"{formats[0]} must be a file, but {file} is a folder; try {file / 'predictions.csv'}")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"{formats[0]} {file}: the folder {file.parent} does not exist; make it first")
-    if arguments.file:
-        check_writable(file.absolute().parent / file.name, formats[0])
-    elif not arguments.alone:
-        raise ValueError(f"--engine and --workers need a plain file to write to, and {file} is a device or pipe")
+class Format(NamedTuple):
+    """A prediction becomes a line; `head` is before all of them, `between` between two, `end` after all."""
+
+    line: Callable[[Prediction], str]
+    head: str = ""
+    between: str = ""
+    end: str = ""
 
 
-def line_format(arguments: PredictArguments, predictor: Predictor) -> tuple[str, Callable[[Prediction], str]]:
-    """The first line (or nothing) of the requested file, and how a prediction becomes a line; with line ends."""
+def _format(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path] = ()) -> Format:
+    classes = predictor.classes
     if arguments.csv:
         flag = ["unlike_training"] if predictor.confidence.familiar else []
-        names = ["path", "label", "confidence", *flag, *(f"p_{printable(name)}" for name in predictor.classes)]
-        return _csv_line(names), lambda row: _csv_line(_cells(row))
-    return "", lambda row: json_text(_record(row, predictor.classes), None) + "\n"
+        names = ["path", "label", "confidence", *flag, *(f"p_{printable(name)}" for name in classes)]
+        return Format(lambda row: _csv_line(_cells(row)), _csv_line(names))
+    if arguments.jsonl:
+        return Format(lambda row: json_text(_record(row, classes), None) + "\n")
+    if arguments.json:
+        return Format(lambda row: "\n" + json_text(_record(row, classes), None), "[", ",", "\n]\n")
+    path, label = (max([4, *(len(printable(name)) for name in names)]) + 2 for names in (paths, ("label", *classes)))
+
+    def line(row: Prediction) -> str:
+        unlike = "  unlike the training images" if row.unlike_training else ""
+        return f"{printable(row.path):<{path}}{printable(row.label):<{label}}{row.confidence:10.4f}{unlike}\n"
+
+    return Format(line, f"{'path':<{path}}{'label':<{label}}confidence\n")
 
 
 def _csv_line(cells: Sequence[str]) -> str:
@@ -129,41 +132,133 @@ def _write_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequ
     from patchgen.predict.predictor import Unreadable
 
     unreadable: list[Unreadable] = []
-    out = sys.stdout  # a live bar replaces it
+    out, form = sys.stdout, _format(arguments, predictor, paths)  # a live bar replaces stdout
     with ExitStack() as stack:
         if (name := arguments.csv or arguments.jsonl) not in (None, "-"):
             out = stack.enter_context(open(str(name), "w", encoding="utf-8", errors="backslashreplace"))
         bar = stack.enter_context(Progress("predicting", len(paths), quiet=out.isatty()))  # there the rows are progress
-
-        def readable() -> Iterator[Prediction]:
-            for row in predictor.predict(paths, arguments.batch, bar.tick):
-                if isinstance(row, Unreadable):
-                    unreadable.append(row)
-                else:
-                    yield row
-
-        if arguments.csv or arguments.jsonl:
-            head, line = line_format(arguments, predictor)
-            out.write(head)
-            out.writelines(map(line, readable()))
-        elif arguments.json:
-            out.writelines(_json_list(readable(), predictor.classes))
-        else:
-            out.writelines(_table(readable(), predictor.classes, paths))
+        out.write(form.head)
+        between = ""
+        for row in predictor.predict(paths, arguments.batch, bar.tick):
+            if isinstance(row, Unreadable):
+                unreadable.append(row)
+            else:
+                out.write(between + form.line(row))
+                between = form.between
+        out.write(form.end)
     return unreadable
 
 
-def _json_list(rows: Iterable[Prediction], classes: Sequence[str]) -> Iterator[str]:
-    between = "[\n"
-    for row in rows:
-        yield between + json_text(_record(row, classes), None)
-        between = ",\n"
-    yield "[]\n" if between == "[\n" else "\n]\n"
+# A file in parts
 
 
-def _table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path]) -> Iterator[str]:
-    wide, label = max(4, *(len(printable(path)) for path in paths)), max(5, *(len(printable(name)) for name in classes))
-    yield f"{'path':<{wide}}  {'label':<{label}}  confidence\n"
-    for row in rows:
-        unlike = "  unlike the training images" if row.unlike_training else ""
-        yield f"{printable(row.path):<{wide}}  {printable(row.label):<{label}}  {row.confidence:10.4f}{unlike}\n"
+def _write_file(
+    arguments: PredictArguments, file: Path, predictor: Predictor, paths: Sequence[Path]
+) -> list[Unreadable]:
+    """Predict the missing parts, write the file, and return the unreadable images.
+
+    Raises:
+        ValueError: another process writes the same, or a part failed; finished parts are kept.
+    """
+    from patchgen.predict.predictor import Unreadable, identity
+    from patchgen.sweep.jobs import UnitFolder
+
+    target, head = Path(os.path.realpath(file)), _format(arguments, predictor).head
+    size = max(1, PART // arguments.batch) * arguments.batch
+    model = f"{identity(arguments.model, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}\n{head}"
+    work = target.with_name(f".{target.name}.{_digest(model, paths)}.parts")
+    if work.is_symlink():
+        raise ValueError(f"{work} is a link, and predictions would be written through it; remove it")
+    work.mkdir(exist_ok=True)
+    refuse_links(work)
+    with UnitFolder(work, target).locked():
+        _remove_others(work, target)
+        units = list(_units(arguments, predictor, paths, work, size))
+        if arguments.alone:
+            _predict_here(arguments, predictor, units)
+        elif failures := arguments.do_units(units, work, "parts"):
+            label, reason = next(iter(failures.items()))
+            raise ValueError(
+                f"{label}: {reason.strip().splitlines()[-1]}; the rest is kept, and the same command continues"
+            )
+        unreadable = []
+        with replacing(target) as temporary, temporary.open("wb") as stream:
+            stream.write(head.encode("utf-8", "backslashreplace"))
+            for unit in units:
+                part = read_json(unit.result)
+                stream.writelines(line.encode("utf-8", "backslashreplace") for line in part["lines"])
+                unreadable += [Unreadable(Path(path), reason) for path, reason in part["unreadable"]]
+        shutil.rmtree(work, ignore_errors=True)
+    return unreadable
+
+
+def _digest(model: str, paths: Sequence[Path]) -> str:
+    """Twelve hex digits of everything that the lines depend on."""
+    digest = hashlib.sha256(model.encode("utf-8", "surrogateescape"))
+    for path in paths:
+        try:
+            size, time = path.stat().st_size, path.stat().st_mtime_ns
+        except OSError:  # reported as unreadable when its turn comes
+            size = time = -1
+        # as typed too: that is how a line names its image
+        digest.update(os.fsencode(f"{path}\0{os.path.abspath(path)}\0{size}\0{time}\0"))
+    return digest.hexdigest()[:12]
+
+
+def _remove_others(work: Path, target: Path) -> None:
+    """Remove parts of this target that belong to another model or other images, and to no running process."""
+    from patchgen.sweep.jobs import UnitFolder
+
+    name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
+    for path in target.parent.iterdir():
+        if name.fullmatch(path.name) and path != work and path.is_dir() and not UnitFolder(path, target).busy:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _units(
+    arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], work: Path, size: int
+) -> Iterator[Unit]:
+    from patchgen.sweep.jobs import Needs, Unit
+
+    needs = Needs(arguments.threads, predictor.config.accelerator)
+    options = {**asdict(arguments), "images": [], "runtime": arguments.resolved_runtime(predictor)}
+    for number, start in enumerate(range(0, len(paths), size)):
+        result, images = work / f"{number:06}.json", [str(path) for path in paths[start : start + size]]
+        call = {"arguments": options, "images": images, "result": str(result)}
+        yield Unit("patchgen.commands.predict:predict_part", call, work / f"{number:06}", result,
+                   f"images {start + 1} to {start + len(images)}", needs, len(images))  # fmt: skip
+
+
+def _predict_here(arguments: PredictArguments, predictor: Predictor, units: Sequence[Unit]) -> None:
+    from patchgen.common.progress import Progress
+
+    with Progress("predicting", sum(unit.size for unit in units)) as bar:
+        if finished := sum(unit.size for unit in units if unit.folder.done):
+            bar.advance(finished)
+            bar.say("of an earlier attempt are reused")
+        for unit in units:
+            if not unit.folder.done:
+                _write_part(arguments, predictor, unit.arguments["images"], unit.result, bar.tick)
+
+
+def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
+    """One part, in a worker process."""
+    options = PredictArguments(**arguments)
+    _write_part(options, options.load_once(), images, result)
+
+
+def _write_part(
+    arguments: PredictArguments, predictor: Predictor, images: Sequence[str], result: str | Path,
+    tick: Callable[[int], None] = lambda count: None,
+) -> None:  # fmt: skip
+    """Write the lines of a part, and its unreadable images."""
+    from patchgen.predict.predictor import Unreadable
+
+    line = _format(arguments, predictor).line
+    rows = list(predictor.predict([Path(image) for image in images], arguments.batch, tick))
+    unreadable = [(str(row.path), row.reason) for row in rows if isinstance(row, Unreadable)]
+    lines = [line(row) for row in rows if not isinstance(row, Unreadable)]
+    write_text(result, json.dumps({"lines": lines, "unreadable": unreadable}))
+
+
+COMMAND = predict

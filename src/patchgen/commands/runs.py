@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import parse, print_table
+from patchgen.commands import print_table
 from patchgen.common.text import did_you_mean, duration
 
 if TYPE_CHECKING:
@@ -147,11 +147,4 @@ def tabulate_runs(
 COMMAND: dict[str, Callable[..., None]] = {
     "list": list_runs, "diff": diff_runs, "clean": clean_runs, "collect": collect_runs, "table": tabulate_runs
 }  # fmt: skip
-
-
-def main(argv: list[str]) -> int:
-    if argv and argv[0] in COMMAND:
-        parse(COMMAND[argv[0]], f"runs {argv[0]}", argv[1:])
-    else:
-        parse(list_runs, "runs", argv)
-    return 0
+DEFAULT = "list"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import announce
 from patchgen.commands.options import DeviceOptions
 
 CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
@@ -56,11 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen at {host}, port {port} ({error.strerror or error}); {hint}") from error
 
 
-COMMAND = ServeArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(ServeArguments, "serve", argv)
+def serve(arguments: ServeArguments) -> None:
     require_extra()
     announce()
     import uvicorn
@@ -96,9 +92,11 @@ def main(argv: list[str]) -> int:
             limit_concurrency=CONNECTIONS,
         )
         uvicorn.Server(config).run(sockets=[listener])
-    return 0
 
 
 def _address(host: str, port: int) -> str:
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/"
+
+
+COMMAND = serve

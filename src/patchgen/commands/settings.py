@@ -241,14 +241,3 @@ def settings_of(config: type[S], layers: Layers, given: Mapping[str, Any]) -> S:
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
         raise ValueError(f"{option_name(first)} {rest}" if first in names else str(error)) from error
-
-
-def expand_track(argv: list[str]) -> list[str]:
-    """The same arguments with a bare `--track` replaced by `--track tensorboard`."""
-    from patchgen.train.track import TRACKERS
-
-    words = []
-    for i, word in enumerate(argv):
-        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
-        words += [word, "tensorboard"] if alone else [word]
-    return words

@@ -1,6 +1,7 @@
 """patchgen slide MODEL SLIDE... --out DIR: maps of whole slides as PNG, pyramid TIFF, CSV and GeoJSON for QuPath.
 
-`patchgen slide tiles` (`slide_tiles.py`) makes training data from slides, `patchgen slide embed` feature vectors.
+`patchgen slide embed MODEL SLIDE... --out DIR` writes feature vectors of the tiles of slides, one file per slide;
+`patchgen slide tiles` (`slide_tiles.py`) makes training data from slides.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from patchgen.commands import Maybe, announce, check_folder, option_name, parse
-from patchgen.commands.inputs import report_unreadable
+from patchgen.commands import COUNT, POSITIVE, Maybe, announce, check_bounds, check_folder
+from patchgen.commands.inputs import report_slides
 from patchgen.commands.options import EngineOptions, RuntimeOptions
-from patchgen.common.files import refuse_links, write_text
+from patchgen.commands.slide_tiles import cut_tiles
+from patchgen.common.files import expanded, write_text
 from patchgen.common.text import json_text, printable
-from patchgen.common.untrusted import read_json, shortly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +33,10 @@ if TYPE_CHECKING:
     from patchgen.slides.slide import Slide, TileGrid
     from patchgen.slides.tissue import Window
 
-DESCRIPTION = "slide.json"
-TILES = "tiles.csv"
-ACTIONS = ("tiles", "embed")  # `patchgen slide tiles`, `patchgen slide embed`
 WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder of partial results
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SlideArguments(RuntimeOptions, EngineOptions):
     """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
@@ -70,41 +68,65 @@ class SlideArguments(RuntimeOptions, EngineOptions):
     batch: int = 64
     """Tiles per forward pass."""
 
+    def find_slides(self) -> list[Path]:
+        """The slide files, which must have different names, after all checks that need no model."""
+        from patchgen.slides.plan import find_slides
+        from patchgen.slides.slide import require_openslide
+        from patchgen.slides.tissue import check_rule
+
+        if not self.slides:
+            raise ValueError("no slide given; name slide files after the model")
+        self.check_engine()
+        check_bounds(self, min_tissue="[0, 1]", mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT, batch=COUNT)
+        check_folder(self.out)
+        slides = find_slides(self.slides)
+        check_rule(self.tissue, self.mask, slides)
+        twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
+        if twice:
+            raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
+        require_openslide()
+        return slides
+
+    def load_model(self) -> tuple[Predictor, str]:
+        """The predictor and its digest, loaded once for all slides of this process."""
+        from patchgen.predict.predictor import identity
+
+        predictor = self.load_once()
+        return predictor, " ".join([identity(self.model, self.checkpoint)[:16], predictor.variant]).strip()
+
+    def find_tiles(self, slide: Slide) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
+        """The grid of a slide, its thumbnail and mask of tissue, and the tiles with enough tissue."""
+        from patchgen.slides.tissue import find_tiles
+
+        assert self.mpp is not None and self.tile is not None  # by `_with_scale`
+        found = find_tiles(
+            slide, mpp=self.mpp, tile=self.tile, tissue=self.tissue, mask=self.mask, min_tissue=self.min_tissue
+        )
+        slide.allow(len(found[-1]))
+        return found
+
+    def settings(self, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+        """The settings that the tiles and their predictions depend on."""
+        from patchgen.slides.tissue import tissue_facts
+
+        return {
+            "slide": slide.path.name,
+            "bytes": slide.path.stat().st_size,
+            "slide_mpp": list(slide.mpp),
+            "mpp": self.mpp,
+            "tile": self.tile,
+            "min_tissue": self.min_tissue,
+            **tissue_facts(slide.path, self.tissue, self.mask),
+            "image_size": predictor.config.image_size,
+            "classes": list(predictor.classes),
+            "model": digest,
+        }
+
 
 Scaled = TypeVar("Scaled", bound=SlideArguments)
 
 
-def checked_slides(arguments: SlideArguments) -> list[Path]:
-    """The slide files, which must have different names, after all checks that need no model."""
-    from patchgen.slides.plan import find_slides
-    from patchgen.slides.slide import require_openslide
-    from patchgen.slides.tissue import check_rule
-
-    if not arguments.slides:
-        raise ValueError("no slide given; name slide files after the model")
-    arguments.check_engine()
-    if not 0 <= arguments.min_tissue <= 1:
-        raise ValueError(f"--min-tissue is a share from 0 to 1, not {arguments.min_tissue}")
-    check_positive(arguments, "mpp", "mpp_slide", "tile", "batch")
-    check_folder(arguments.out)
-    slides = find_slides(arguments.slides)
-    check_rule(arguments.tissue, arguments.mask, slides)
-    twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
-    if twice:
-        raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
-    require_openslide()
-    return slides
-
-
-def check_positive(arguments: Any, *names: str) -> None:
-    """ValueError for the first of these options that is given and not a finite number above 0."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{option_name(name)} must be above 0, not {value}")
-
-
-def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
+def _with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
     """The arguments with --mpp and --tile of the training tiles, where they are not given.
 
     Raises:
@@ -127,63 +149,59 @@ def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
     return replace(arguments, mpp=scale.mpp, tile=scale.side)
 
 
-def tile_settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
-    """The settings that the tiles and their predictions depend on."""
-    from patchgen.slides.tissue import tissue_facts
+def _process(
+    arguments: SlideArguments, slides: Sequence[Path], work: Callable[..., None], ending: str = ""
+) -> tuple[list[Path], dict[str, str]]:
+    """Call a function for each slide, here or on the engine; returns finished results and failures, in their order.
 
-    return {
-        "slide": slide.path.name,
-        "bytes": slide.path.stat().st_size,
-        "slide_mpp": list(slide.mpp),
-        "mpp": arguments.mpp,
-        "tile": arguments.tile,
-        "min_tissue": arguments.min_tissue,
-        **tissue_facts(slide.path, arguments.tissue, arguments.mask),
-        "image_size": predictor.config.image_size,
-        "classes": list(predictor.classes),
-        "model": digest,
-    }
-
-
-def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError if the description in `file` has other settings."""
-    if not file.is_file():
-        return
-    refuse_links(file.parent)
-    try:
-        was = read_json(file)
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); remove it with its results, or choose another --out") from error
-    changed = [name for name, value in settings.items() if was.get(name) != value]
-    if changed:
-        change = f"{changed[0]} {shortly(was.get(changed[0]))}, now {shortly(settings[changed[0]])}"
-        place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
-        raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
-
-
-def load_model(arguments: SlideArguments) -> tuple[Predictor, str]:
-    """The predictor and its digest, loaded once for all slides of this process."""
-    from patchgen.predict.predictor import identity
-
-    predictor = arguments.load_once(arguments.model)
-    return predictor, " ".join([identity(arguments.model, arguments.checkpoint)[:16], predictor.variant]).strip()
-
-
-def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
-    """The grid of a slide, its thumbnail and mask of tissue, and the tiles with enough tissue.
-
-    Raises:
-        UnreadableSlide: there are none.
+    Args:
+        ending: Of a result's name after that of the slide; without it results are folders.
     """
-    from patchgen.slides import tissue
+    from patchgen.slides.cut import DESCRIPTION, check_settings
+    from patchgen.slides.slide import UnreadableSlide, open_slide
+    from patchgen.sweep.jobs import Needs, Unit
 
-    assert options.mpp is not None and options.tile is not None  # by `with_scale`
-    grid, small, mask, windows = tissue.find_tiles(
-        slide, mpp=options.mpp, tile=options.tile, tissue=options.tissue, mask=options.mask,
-        min_tissue=options.min_tissue,
-    )  # fmt: skip
-    slide.allow(len(windows))
-    return grid, small, mask, windows
+    arguments.use_threads()
+    predictor, digest = arguments.load_model()
+    arguments = _with_scale(arguments, predictor)
+    out, units = Path(arguments.out), []
+    needs = Needs(arguments.threads, predictor.config.accelerator)
+    runtime = arguments.runtime if arguments.alone else arguments.resolved_runtime(predictor)
+    for path in slides:
+        result = out / f"{path.stem}{ending}"
+        if result.exists():
+            with suppress(UnreadableSlide), open_slide(path, arguments.mpp_slide) as slide:  # reported later
+                file = result.with_suffix(".json") if ending else result / DESCRIPTION
+                check_settings(file, arguments.settings(predictor, slide, digest))
+        call = {
+            "arguments": {**asdict(arguments), "runtime": runtime}, "slide": str(path),
+            "result": str(result.absolute()), "quiet": not arguments.alone,
+        }  # fmt: skip
+        name = f"{work.__module__}:{work.__name__}"
+        units.append(Unit(name, call, out / WORK / path.stem, result, str(path), needs))
+    failures = arguments.do_units(units, out / WORK, "slides", quiet=arguments.alone)
+    finished = [unit.result for unit in units if unit.label not in failures]
+    for result in finished:
+        print(result, flush=True)
+    return finished, failures
+
+
+# Maps
+
+
+def map_slides(arguments: SlideArguments) -> int:
+    from patchgen.slides.plan import read_patients
+
+    slides = arguments.find_slides()
+    patients = read_patients(arguments.patients) if arguments.patients else {}
+    announce()
+    from patchgen.slides.cohort import write_cohort
+
+    finished, failures = _process(arguments, slides, map_slide)
+    if finished:
+        page = write_cohort(Path(arguments.out), finished, failures, patients)
+        print(f"all slides on one page: {page}", file=sys.stderr)
+    return report_slides(failures, len(slides), arguments.strict)
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
@@ -196,15 +214,16 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
 
     from patchgen.common.progress import Progress
     from patchgen.slides.cohort import save_thumbnail
+    from patchgen.slides.cut import DESCRIPTION, TILES, check_settings
     from patchgen.slides.heatmap import save_png
     from patchgen.slides.scan import scan
     from patchgen.slides.slide import open_slide
 
     options, path, part = SlideArguments(**arguments), Path(slide), folder / PART
-    predictor, digest = load_model(options)
+    predictor, digest = options.load_model()
     with open_slide(path, options.mpp_slide) as opened:
-        grid, small, mask, places = find_tiles(opened, options)
-        settings = tile_settings(options, predictor, opened, digest)
+        grid, small, mask, places = options.find_tiles(opened)
+        settings = options.settings(predictor, opened, digest)
         check_settings(part / DESCRIPTION, settings)
         part.mkdir(exist_ok=True)
         write_text(part / DESCRIPTION, json_text(settings) + "\n")
@@ -222,6 +241,7 @@ def _write_results(
     folder: Path, classes: Sequence[str], grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> dict[str, list[str]]:
     """Write shapes and maps from the CSV; returns the file names of the maps."""
+    from patchgen.slides.cut import TILES
     from patchgen.slides.heatmap import collect_maps, write_geojson, write_map
     from patchgen.slides.scan import read_tiles
 
@@ -233,78 +253,88 @@ def _write_results(
     return files
 
 
-def process_slides(
-    arguments: SlideArguments,
-    slides: Sequence[Path],
-    predictor: Predictor,
-    function: str,
-    description_of: Callable[[Path], Path],
-    settings_of: Callable[[Slide], dict[str, Any]],
-    ending: str = "",
-) -> tuple[list[Path], dict[str, str]]:
-    """Call a function for each slide, here or on the engine; returns finished results and failures, in their order.
-
-    Args:
-        description_of: The file that describes a result: an existing one must have the settings of this command.
-        ending: Of a result's name after that of the slide; without it results are folders.
-    """
-    from patchgen.slides.slide import UnreadableSlide, open_slide
-    from patchgen.sweep.jobs import Needs, Unit
-
-    out, units = Path(arguments.out), []
-    needs = Needs(arguments.threads, predictor.config.accelerator)
-    runtime = arguments.runtime if arguments.alone else arguments.resolved_runtime(predictor)
-    for path in slides:
-        result, claim = out / f"{path.stem}{ending}", out / WORK / path.stem
-        for file in (description_of(result), claim / PART / DESCRIPTION):
-            if file.is_file() and (file.parent.name == PART or result.exists()):
-                with suppress(UnreadableSlide), open_slide(path, arguments.mpp_slide) as slide:  # reported later
-                    check_settings(file, settings_of(slide))
-        call = {
-            "arguments": {**asdict(arguments), "runtime": runtime}, "slide": str(path),
-            "result": str(result.absolute()), "quiet": not arguments.alone,
-        }  # fmt: skip
-        units.append(Unit(function, call, claim, result, str(path), needs))
-    failures = arguments.do_units(units, out / WORK, "slides", quiet=arguments.alone)
-    finished = [unit.result for unit in units if unit.label not in failures]
-    for result in finished:
-        print(result, flush=True)
-    return finished, failures
+# Vectors
 
 
-def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
-    """List on stderr why slides could not be used; returns the exit code, as `report_unreadable`."""
-    from patchgen.slides.slide import UnreadableSlide
+@dataclass(frozen=True, kw_only=True)
+class SlideEmbedArguments(SlideArguments):
+    """Write the feature vectors of all tiles with tissue, with their places: a file per slide, for other tools."""
 
-    unreadable = [UnreadableSlide(path, reason.removeprefix(f"cannot use slide {path}: ").strip().splitlines()[-1])
-                  for path, reason in failures.items()]  # fmt: skip
-    return report_unreadable(unreadable, total, strict, "slides could not be read")
+    what: tuple[Literal["features", "cls", "mean"], ...] = ("features",)
+    """`features` the head reads (z+ with PatchGen); class token and mean patch token of the tuned backbone."""
+    format: Literal["npz", "parquet"] = "npz"
+    """The kind of file; Parquet needs the extra `parquet`."""
+    image_size: int = 224
+    """Of a bare encoder (a name, hub id or folder): tiles are resized to this square."""
+
+    def load_model(self) -> tuple[Predictor, str]:
+        """The trained model or bare encoder, and its digest."""
+        from patchgen.runs.folder import is_model_folder
+
+        path = expanded(self.model)
+        if is_model_folder(path) or (path / "config.yaml").is_file():
+            return super().load_model()
+        predictor = _load_encoder(self.model, self.image_size, *self.device.values())
+        return predictor, predictor.model.backbone.digest()[:16]
+
+    def settings(self, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+        return super().settings(predictor, slide, digest) | {"what": list(self.what)}
 
 
-COMMAND = SlideArguments
+@lru_cache(1)
+def _load_encoder(source: str, image_size: int, accelerator: Any, precision: Any) -> Predictor:
+    from patchgen.predict.embed import load_embedder
+
+    return load_embedder(source, image_size=image_size, accelerator=accelerator, precision=precision)
 
 
-def main(argv: list[str]) -> int:
-    if argv and argv[0] in ACTIONS:
-        return int(import_module(f"patchgen.commands.slide_{argv[0]}").main(argv[1:]))
-    arguments = parse(SlideArguments, "slide", argv)
-    slides = checked_slides(arguments)
-    from patchgen.slides.plan import read_patients
-
-    patients = read_patients(arguments.patients) if arguments.patients else {}
+def embed_slides(arguments: SlideEmbedArguments) -> int:
+    slides, out = arguments.find_slides(), Path(arguments.out)
+    if arguments.runtime not in ("auto", "torch") or not arguments.what:
+        raise ValueError("`slide embed` uses torch; leave --runtime out, and name a vector with --what")
     announce()
-    from patchgen.common.machine import use_threads
-    from patchgen.slides.cohort import write_cohort
+    from patchgen.predict.embed import require_parquet
 
-    if arguments.alone:
-        use_threads(arguments.threads)  # before a runtime queries them
-    predictor, digest = load_model(arguments)
-    arguments = with_scale(arguments, predictor)
-    finished, failures = process_slides(
-        arguments, slides, predictor, "patchgen.commands.slide:map_slide", lambda result: result / DESCRIPTION,
-        lambda slide: tile_settings(arguments, predictor, slide, digest),
-    )  # fmt: skip
-    if finished:
-        page = write_cohort(Path(arguments.out), finished, failures, patients)
-        print(f"all slides on one page: {page}", file=sys.stderr)
+    require_parquet(out / f"x.{arguments.format}")
+    out.mkdir(parents=True, exist_ok=True)
+    _, failures = _process(arguments, slides, embed_slide, f".{arguments.format}")
     return report_slides(failures, len(slides), arguments.strict)
+
+
+def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
+    """Embed one slide; `result` appears when it is complete.
+
+    Raises:
+        UnreadableSlide: the slide cannot be used, or shows no tissue.
+    """
+    import numpy as np
+
+    from patchgen.common.progress import Progress
+    from patchgen.predict.embed import vectors_of, write_columns
+    from patchgen.predict.predictor import NOT_FINITE
+    from patchgen.slides.scan import read_batches
+    from patchgen.slides.slide import UnreadableSlide, open_slide
+
+    options = SlideEmbedArguments(**{**arguments, "what": tuple(arguments["what"])})
+    predictor, digest = options.load_model()
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in options.what}
+    with open_slide(slide, options.mpp_slide) as opened:
+        grid, _, _, places = options.find_tiles(opened)
+        with Progress(printable(Path(slide).name), len(places), quiet=quiet) as bar:
+            for _, pixels in read_batches(opened, grid, places, predictor, options.batch, bar.tick):
+                for name, vectors in vectors_of(predictor, pixels, options.what).items():
+                    if not np.isfinite(vectors).all():
+                        raise UnreadableSlide(slide, NOT_FINITE)
+                    parts[name].append(vectors)
+        settings = options.settings(predictor, opened, digest)
+    boxes = np.array([grid.box(place.column, place.row) for place in places])
+    columns = {"column": [p.column for p in places], "row": [p.row for p in places], "x": boxes[:, 0], "y": boxes[:, 1],
+               "width": boxes[:, 2] - boxes[:, 0], "height": boxes[:, 3] - boxes[:, 1]}  # fmt: skip
+    table = {name: np.asarray(values, dtype=np.int64) for name, values in columns.items()}
+    table["tissue"] = np.array([place.tissue for place in places], dtype=np.float32)
+    write_text(Path(result).with_suffix(".json"), json_text(settings) + "\n")
+    write_columns(result, table | {name: np.concatenate(vectors) for name, vectors in parts.items()})
+
+
+COMMAND: Mapping[str, Callable[..., int]] = {"map": map_slides, "tiles": cut_tiles, "embed": embed_slides}
+DEFAULT = "map"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import check_folder, option_name, parse, print_table
+from patchgen.commands import COUNT, POSITIVE, check_bounds, check_folder, print_table
+from patchgen.commands.inputs import report_slides
 from patchgen.commands.options import EngineOptions
-from patchgen.commands.slide import check_positive, report_slides
 from patchgen.common.text import printable
 from patchgen.common.untrusted import read_json
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TilesArguments(EngineOptions):
     """Cut slides into labelled tiles. Resumable with the same command: finished slides are skipped."""
 
@@ -78,13 +78,8 @@ def _check(arguments: TilesArguments) -> None:
     arguments.check_engine()
     if not arguments.annotations and not arguments.labels:
         raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
-    for name, least, most in (("overlap", 0, 1), ("min_tissue", 0, 1), ("min_label", 0.5, 1)):
-        value = getattr(arguments, name)
-        inside = least <= value < most if name == "overlap" else least < value <= most or value == least == 0
-        if not inside:
-            rule = {"overlap": "from 0 to below 1", "min_tissue": "from 0 to 1"}.get(name, "above 0.5, at most 1")
-            raise ValueError(f"{option_name(name)} is a share {rule}, not {value}")
-    check_positive(arguments, "mpp", "mpp_slide", "tile")
+    check_bounds(arguments, overlap="[0, 1)", min_tissue="[0, 1]", min_label="(0.5, 1]")
+    check_bounds(arguments, mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT)
     check_folder(arguments.out)
 
 
@@ -105,20 +100,13 @@ def _plan(arguments: TilesArguments) -> TilesPlan:
 
 def _units(arguments: TilesArguments, plan: TilesPlan) -> dict[PlannedSlide, Unit]:
     """The work of each slide; ValueError for finished slides with other settings."""
-    from patchgen.slides.cut import DESCRIPTION, description
+    from patchgen.slides.cut import DESCRIPTION, check_settings, description
     from patchgen.sweep.jobs import Needs, Unit
 
     out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), {}
     for slide in plan.slides:
         folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
-        if (file := folder / DESCRIPTION).is_file():
-            then, now = read_json(file), description(str(slide.path), annotation, slide.label, arguments.settings)
-            for name in now:
-                if then.get(name) != now[name]:
-                    raise ValueError(
-                        f"{folder} was cut with {name} {then.get(name)!r}, now it is {now[name]!r}; remove the folder, "
-                        "or choose another --out"
-                    )
+        check_settings(folder / DESCRIPTION, description(str(slide.path), annotation, slide.label, arguments.settings))
         call = {
             "slide": str(slide.path), "annotation": annotation, "label": slide.label,
             "settings": asdict(arguments.settings), "result": str(folder.absolute()),
@@ -175,11 +163,7 @@ def _summarise(out: Path, plan: TilesPlan, failures: dict[str, str]) -> list[str
     return list(sites)
 
 
-COMMAND = TilesArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(TilesArguments, "slide tiles", argv)
+def cut_tiles(arguments: TilesArguments) -> int:
     _check(arguments)
     from patchgen.slides.slide import require_openslide
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table
-from patchgen.commands.settings import expand_track
+from patchgen.commands import announce, print_table
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
@@ -65,11 +64,7 @@ class SweepArguments:
     """Print every run and its state as JSON instead of tables."""
 
 
-COMMAND = SweepArguments
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(SweepArguments, "sweep", expand_track(argv))
+def sweep(arguments: SweepArguments) -> int:
     from patchgen.sweep.recipe import find_recipe, read_recipe, recipes
 
     if arguments.list:
@@ -202,3 +197,6 @@ def _facts(job: Job, failure: Failure | None) -> dict[str, Any]:
         "attempts_failed": failure.attempts if failure else 0,
         "error": failure.error if failure else None,
     }
+
+
+COMMAND = sweep

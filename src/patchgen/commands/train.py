@@ -9,13 +9,7 @@ from pathlib import Path
 
 from patchgen.ccd.settings import StreamConfig
 from patchgen.commands import Maybe, announce, require_data
-from patchgen.commands.settings import (
-    StartOptions,
-    expand_track,
-    parse_settings,
-    settings_of,
-    settings_schema,
-)
+from patchgen.commands.settings import StartOptions, parse_settings, settings_of, settings_schema
 from patchgen.config import Config, Settings, config_class
 from patchgen.train.track import Tracking
 
@@ -52,7 +46,7 @@ def parsed(argv: list[str]) -> tuple[TrainOptions, Settings]:
 
 
 def main(argv: list[str]) -> int:
-    options, config = parsed(expand_track(argv))
+    options, config = parsed(argv)
     require_data(config.data)
     announce(options.quiet)
     if options.dry_run:

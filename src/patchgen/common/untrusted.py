@@ -200,7 +200,7 @@ def broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None = None
 def outside(value: float, interval: str) -> str:
     """The rule that a number breaks, in words; empty if it is in the interval, such as `[0, 1)`."""
     low, high = map(float, interval[1:-1].split(","))
-    if value < low or (value == low and interval[0] == "("):
+    if not value >= low or (value == low and interval[0] == "("):  # also what is no number
         return f"at least {low:g}" if interval[0] == "[" else f"above {low:g}"
     if value > high or (value == high and interval[-1] == ")"):
         return f"at most {high:.10g}" if interval[-1] == "]" else f"below {high:g}"

@@ -32,12 +32,8 @@ class Embedded(NamedTuple):
     failed: list[Unreadable]
 
 
-def check_target(path: Path) -> None:
-    """Raise ValueError before any work if the file cannot be written."""
-    if path.suffix not in FORMATS or path.is_dir():
-        raise ValueError(f"--out must be a file that ends in {' or '.join(FORMATS)}, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+def require_parquet(path: Path) -> None:
+    """Raise ValueError before any work if the file is Parquet, and pyarrow is missing."""
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError(
             "Parquet needs pyarrow: install it with `pip install 'patchgen[parquet]'`, or let --out end in .npz"

@@ -20,8 +20,9 @@ from typing import Any
 
 from PIL import Image
 
-from patchgen.common.files import replacing_folder, write_csv, write_text
+from patchgen.common.files import refuse_links, replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
+from patchgen.common.untrusted import read_json, shortly
 from patchgen.slides.annotations import shares
 from patchgen.slides.slide import Slide, TileGrid, open_slide
 from patchgen.slides.tissue import Window, find_tiles, tissue_facts
@@ -79,6 +80,22 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
     del settings["tissue"], settings["mask"]
     settings |= tissue_facts(Path(slide), rules.tissue, rules.mask)
     return {"slide": Path(slide).name, "bytes": size, "annotation": drawn, "label": label, **settings}
+
+
+def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if the description of a result, `file`, has other settings."""
+    if not file.is_file():
+        return
+    refuse_links(file.parent)
+    try:
+        was = read_json(file)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); remove it with its results, or choose another --out") from error
+    changed = [name for name, value in settings.items() if was.get(name) != value]
+    if changed:
+        change = f"{changed[0]} {shortly(was.get(changed[0]))}, now {shortly(settings[changed[0]])}"
+        place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
+        raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
