@@ -252,7 +252,7 @@ def test_strict_fails_after_all_work(run: str, photos: Path, capsys: Captured) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--csv", "{here}"], "is a folder"),
+        (["--csv", "{here}"], "not the folder"),
         (["--csv", "{here}/no/file.csv"], "does not exist"),
         (["--csv", "-", "--json"], "exclude each other"),
         (["--batch", "0"], "at least 1"),
