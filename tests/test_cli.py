@@ -64,12 +64,6 @@ def test_a_users_mistake_is_one_sentence(
     assert capsys.readouterr().err == f"patchgen train: {error}\n"
 
 
-def test_a_real_mistake_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "no/such/folder", "--unseen", "a"]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("patchgen train: ") and "no/such/folder" in text and "Traceback" not in text
-
-
 def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, argv: list[str]) -> int:
         raise TypeError("a bug")
@@ -86,33 +80,6 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("patchgen.commands.run", stop)
     assert main(["train"]) == 130
     assert "the same command continues" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--val-images", "x"], "--val-images must be a whole number, got 'x'"),
-        (["--val_images=x"], "--val-images must be a whole number, got 'x'"),
-        (["--steps", "2.5"], "--steps must be a whole number, got '2.5'"),
-        (["--lr", "fast"], "--lr must be a number, got 'fast'"),
-        (["--val-images", "0"], "--val-images must be at least 1, not 0"),
-        (
-            ["--batch-per-domain", "12", "--devices", "5"],
-            "--batch-per-domain 12 must be divisible by devices = 5",
-        ),
-        (["--config", "a.yaml", "--preset", "paper"], "--config and --preset exclude each other"),
-    ],
-)
-def test_a_wrong_value_names_its_option(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "no/such/folder", "--unseen", "a", *more]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"patchgen train: {message}") and said.count("\n") == 1
-
-
-def test_right_values_pass_the_check_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    right = ["--val-images", "None", "--steps=3", "--lr", "1e-3", "--options", "a", "b", "--holdout", "0.3"]
-    assert main(["train", "no/such/folder", "--unseen", "a", *right]) == 2
-    assert "No such data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

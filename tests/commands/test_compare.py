@@ -57,20 +57,6 @@ def test_finished_runs_are_skipped(
     assert "balanced accuracy" in text.partition("Other scores")[2]
 
 
-def test_json_cells_are_the_records(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(image_folder, runs, "--table-only", "--json")) == 0
-    cells = json.loads(capsys.readouterr().out)
-    assert len(cells) == 6 * 2 * 2
-    for cell in cells:
-        run = RunFolder.open(runs / cell["run"])
-        [record] = [r for r in run.records("test") if r["checkpoint"] == cell["checkpoint"]]
-        scores = record[cell["part"]]
-        assert (cell["accuracy"], cell["f1"], cell["images"]) == (scores["accuracy"], scores["f1"], scores["images"])
-        assert (cell["method"], cell["unseen"]) == (run.config.method, run.config.unseen)
-        assert (cell["mask"] == {}) == (cell["method"] == "lp")
-        assert cell["images"] == (24 if cell["part"] == "in" else 30)
-
-
 def test_the_table_holds_the_cells(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(image_folder, runs, "--table-only", "--json")) == 0
     cells = json.loads(capsys.readouterr().out)
@@ -129,63 +115,7 @@ def test_a_failed_run_does_not_stop_the_others(
     assert "1 of 2 runs are missing:\n  lp, unseen studio" in said.out
 
 
-def test_the_tables_name_the_backbone_that_was_taken(
-    runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    resolved = json.loads(next(runs.glob("*/env.json")).read_text())["backbone"]["resolved"]
-    assert main(words(image_folder, runs, "--table-only")) == 0
-    assert capsys.readouterr().out.lstrip().startswith(f"Backbone: {resolved}\n")
-    assert main(words(image_folder, runs, "--table-only", "--json")) == 0
-    assert {cell["backbone"] for cell in json.loads(capsys.readouterr().out)} == {resolved}
-
-
-def test_missing_seeds_are_seen_in_the_cells(
-    runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words(image_folder, runs, "--table-only", "--seeds", "1", "2", "3", "3")) == 0
-    assert "(1 of 3 seeds)" in capsys.readouterr().out
-    assert main(words(image_folder, runs, "--table-only")) == 0
-    assert "seeds)" not in capsys.readouterr().out
-
-
 # From options to runs
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("lp-ln@maen", "'maen' is neither a pool nor a tuning mode (cls, mean,"),
-        ("lp-ln@", "'' is neither a pool nor a tuning mode"),
-        ("patchgne", "unknown method 'patchgne'; did you mean 'patchgen'?"),
-        ("patchgen@cls", "pool 'cls' does not fit method 'patchgen'"),
-    ],
-)
-def test_a_wrong_method_is_refused_before_anything_is_trained(
-    method: str, message: str, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["compare", str(image_folder), *SMALL.split(), "--out", str(tmp_path), "--methods", "lp", method]
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--methods"], "--methods needs at least one name"),
-        (["--seeds"], "--seeds needs at least one whole number"),
-        (["--seeds", "1", "two"], "--seeds must be a whole number, got 'two'"),
-        (["--lr-grid", "1e-3", "x"], "--lr-grid must be a number, got 'x'"),
-        (["--val-images", "0"], "--val-images must be at least 1, not 0"),
-        (["--unseen", "studoi"], "did you mean 'studio'"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(
-    more: list[str], message: str, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", str(image_folder), "--out", str(tmp_path), *more]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("patchgen compare: ") and message in said and said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_jobs_are_fold_by_fold_under_identical_settings() -> None:

@@ -174,26 +174,6 @@ def test_a_baseline_alone_and_data_without_truth(
     assert [claim["verdict"] for claim in found["claims"]][:4] == ["not tested"] * 4
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--rankings", "mask"], "lp-ln .* has no ranking 'mask'"),
-        (["--operators", "blurr"], "--operators has no 'blurr'.*blur"),
-        (["--images", "1"], "--images must be at least 2"),
-        (["--steps", "99"], "--steps must be at most the 16 patches"),
-        (["--against", "nowhere"], "nowhere is not a run folder"),
-        (["--data", "nowhere"], "No such data"),
-        (["--checkpoint", "selected", "--out", __file__], "--out must be a folder"),
-    ],
-)
-def test_errors_name_the_rule(
-    more: list[str], message: str, tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["diagnose", str(tiny_run("lp-ln").path), *more]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(message, said), said
-
-
 def test_runs_that_cannot_be_diagnosed(
     runs: dict[str, RunFolder], tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +184,6 @@ def test_runs_that_cannot_be_diagnosed(
     for words, message in (
         ([str(unfinished)], "is not finished"),
         ([same, "--against", other], "left out 'studio'.*left out 'mist'"),
-        ([same, "--against", same], "named twice"),
     ):
         assert main(["diagnose", *words]) == 2
         assert re.search(message, capsys.readouterr().err)

@@ -72,12 +72,9 @@ def test_what_cannot_be_read_is_left_out_and_named(
     assert not (tmp_path / "none.npz").exists()
 
 
-def test_wrong_targets_are_refused_before_the_work(
+def test_missing_extras_are_named_before_the_work(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    for name, text in (("x.csv", "ends in .parquet or .npz"), ("no/x.npz", "does not exist; make it first")):
-        assert main(["embed", run, str(tmp_path), "--out", str(tmp_path / name)]) == 2
-        assert text in capsys.readouterr().err
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     assert main(["embed", run, str(tmp_path), "--out", str(tmp_path / "x.parquet")]) == 2
     assert "pip install 'patchgen[parquet]'" in capsys.readouterr().err
@@ -87,25 +84,8 @@ def test_wrong_targets_are_refused_before_the_work(
     assert "pip install 'patchgen[plots]'" in error and "embedding" not in error
 
 
-@pytest.mark.parametrize("command", ["embed", "evaluate"])
-def test_a_target_that_cannot_be_written_is_refused_before_the_work(
-    command: str,
-    image_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def full(dir: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    out = str(tmp_path / ("out.npz" if command == "embed" else "out"))
-    assert main([command, str(tmp_path / "no-such-model"), str(image_folder), "--out", out]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_a_bare_encoder(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    """A name or a folder of transformers, as its own class token and mean patch; a mistyped path asks nobody."""
+def test_a_bare_encoder(image_folder: Path, tmp_path: Path) -> None:
+    """A name or a folder of transformers, as its own class token and mean patch."""
     from patchgen.data.augment import normalize
     from patchgen.model.backbone import load_backbone
 
@@ -120,5 +100,3 @@ def test_a_bare_encoder(image_folder: Path, tmp_path: Path, capsys: Captured) ->
     np.testing.assert_allclose(found["cls"], tokens.cls, atol=1e-4)
     np.testing.assert_allclose(found["mean"], tokens.patches.mean(1), atol=1e-4)
     np.testing.assert_array_equal(found["features"], found["cls"])
-    assert main(["embed", str(tmp_path / "typo"), *words]) == 2
-    assert "there is no model, run or encoder" in capsys.readouterr().err

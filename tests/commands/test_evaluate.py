@@ -109,44 +109,6 @@ def test_a_model_folder_says_itself_which_checkpoint_it_holds(run: RunFolder, tm
     assert _facts(EvaluateArguments(model=str(run.path), targets=("data",)), predictor)["checkpoint"] == "selected"
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--positive", "crss"], "--positive 'crss' is not a class of the model; did you mean 'cross'?"),
-        (["--sites", "stdio"], "Unknown domain 'stdio'; did you mean 'studio'?"),
-        (["--resamples", "5"], "--resamples must be 0 (no intervals) or at least 100, not 5"),
-        (["--batch", "0"], "--batch must be at least 1, not 0"),
-        (["--out", "/proc/scores"], "--out /proc/scores cannot be written: in /proc nothing can be made"),
-        (["--wrong", "-1"], "--wrong must be at least 0, not -1"),
-    ],
-)
-def test_bad_words_are_one_sentence(
-    words: list[str], sentence: str, run: RunFolder, image_folder: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    out = tmp_path / "out"
-    assert main(["evaluate", str(run.path), str(image_folder), "--out", str(out), *words]) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and "Traceback" not in error and not out.exists()
-
-
-def test_data_that_cannot_be_scored_is_refused(run: RunFolder, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "site" / "fox").mkdir(parents=True)
-    picture = tmp_path / "site" / "fox" / "a.png"
-    picture.write_bytes(b"nothing")
-    assert main(["evaluate", str(run.path), str(tmp_path / "site"), "--out", str(tmp_path / "out")]) == 2
-    assert "knows none of the data's classes (fox)" in capsys.readouterr().err
-    picture.parent.rename(tmp_path / "site" / "cross")
-    assert main(["evaluate", str(run.path), str(tmp_path / "site"), "--out", str(tmp_path / "out")]) == 2
-    assert "none of the 1 labelled images can be read" in capsys.readouterr().err
-    manifest = tmp_path / "none.csv"
-    manifest.write_text("path,domain,label\nsite/cross/a.png,x,\n")
-    assert main(["evaluate", str(run.path), str(manifest)]) == 2
-    assert "has no labelled image" in capsys.readouterr().err
-    assert main(["evaluate", str(run.path), ""]) == 2 and "DATA is empty" in capsys.readouterr().err
-    assert main(["evaluate", str(run.path), str(tmp_path), "--out", str(manifest)]) == 2
-    assert "--out must be a folder" in capsys.readouterr().err
-
-
 def test_a_folder_one_level_too_high_is_recognised(
     run: RunFolder, image_folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -117,17 +117,10 @@ def test_the_model_stays_what_it_was(predictor: Predictor, exported: Path, tiny_
     assert not predictor.model.training
 
 
-def test_mistakes_are_one_sentence(tiny_run: MakeRun, tmp_path: Path, capsys: Captured,
-                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_missing_extra_is_named(
+    tiny_run: MakeRun, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = str(tiny_run().path)
-    for words, message in (
-        (["--out", str(tmp_path)], "ends in .onnx"),
-        (["--out", str(tmp_path / "no" / "x.onnx")], "does not exist"),
-        (["--out", str(tmp_path / "x.onnx"), "--count", "0"], "at least 1"),
-        (["--out", str(tmp_path / "x.onnx"), "--images", "nowhere.png"], "no image found"),
-    ):
-        assert main(["export", run, *words]) == 2
-        assert message in capsys.readouterr().err
     monkeypatch.setattr(export_module, "find_spec", lambda name: None)
     assert main(["export", run, "--out", str(tmp_path / "x.onnx")]) == 2
     assert "pip install 'patchgen[export]'" in capsys.readouterr().err

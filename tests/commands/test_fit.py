@@ -192,9 +192,6 @@ def test_a_quick_model_is_a_model(image_folder: Path, home: Path, tmp_path: Path
     (whole,) = load_predictor(tmp_path / "quick").predict([file])
     (trained,) = load_run(left_out_runs(home, BEST)[0].path).predict([file])
     assert whole.probabilities.shape == trained.probabilities.shape == (3,)  # type: ignore[union-attr]
-    assert (
-        main([*words, "--quick", "--preset", "paper"]) == 2 and "--quick excludes --preset" in capsys.readouterr().err
-    )
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -243,13 +240,6 @@ def test_a_budget_gives_up_methods_then_steps_then_all_but_quick(image_folder: P
     assert large.first.image_size == 112 and "112 px" in note
 
 
-def test_minutes_are_said(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *QUICK]
-    assert main([*words, "--minutes", "0.001"]) == 0
-    assert f"to end within 0.001 min: {BEST} alone, nothing is compared" in capsys.readouterr().err
-    assert main([*words, "--minutes", "0"]) == 2 and "--minutes must be" in capsys.readouterr().err
-
-
 # One site, and folders that are none
 
 
@@ -260,7 +250,6 @@ def test_one_site(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert "expected accuracy at a new site: not known (only one site)" in out and "1 training: " in err
     assert "one site, field: no accuracy at a new site can be estimated" in err
     assert "all images come from one site, field" in (tmp_path / "m/README.md").read_text()
-    assert main([*words, "--unseen", "field"]) == 2 and "--unseen none" in capsys.readouterr().err
 
 
 def test_what_doctor_would_say(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,27 +266,10 @@ def test_what_doctor_would_say(image_folder: Path, tmp_path: Path, monkeypatch: 
     assert "data: ignored runs: runs and models, not images of a site" in text
 
 
-def test_a_tracker_is_named_and_must_be_installed(
-    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("patchgen.train.track.find_spec", lambda package: None)
-    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs")]
-    assert main([*words, "--track", "wandb"]) == 2 and "patchgen[wandb]" in capsys.readouterr().err
-
-
 def test_tracking_reaches_every_training(image_folder: Path, home: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    words = [
-        "fit",
-        str(image_folder),
-        "--out",
-        str(tmp_path / "m"),
-        "--runs",
-        str(tmp_path / "runs"),
-        *CHEAP,
-        "--track",
-    ]
-    assert main([*words, "--method", "lp", "--no-augment", "--unseen", "field"]) == 0
+    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *CHEAP]
+    assert main([*words, "--track", "--method", "lp", "--no-augment", "--unseen", "field"]) == 0
     assert len(list(tmp_path.glob("runs/*/tensorboard/events.*"))) == 1
 
 
@@ -327,33 +299,6 @@ def test_named_groups_decide_the_split_unless_it_is_given(
     assert json.loads(out)["data"]["split"] == split
     assert err.count("patients stay together: --split group, because the manifest names groups\n") == stays
     assert err.count("Keep patients together with --split group\n") == warns
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--unseen", "studo"], "did you mean 'studio'"),
-        (["--out", "{home}/runs"], "not empty and not a model folder"),
-        (["--out", " "], "--out is empty"),
-        (["--steps", "0"], "--steps must be at least 1"),
-        (["--select", "oracle"], "leaves none out"),
-        (["--method", "lp-nl"], "did you mean 'lp-ln'"),
-        (["--methods", "lp", "lp-nl"], "did you mean 'lp-ln'"),
-        (["--methods", "lp", "--method", "lp"], "--method and --methods exclude each other"),
-        (["--methods", "lp", "lp-ln", "--no-expect"], "name one method, such as --method lp-ln"),
-        (["--hparams", "shrae", "0.2"], "none of the methods has it"),
-        (["--out", "/proc/model"], "--out /proc/model cannot be written: in /proc nothing can be made"),
-        (["--image-size", "100"], "patch size 14 of 'tiny', got 100x100; nearest valid: 98 or 112"),
-    ],
-)
-def test_mistakes_are_found_before_any_training(
-    words: list[str], message: str, image_folder: Path, home: Path, model: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    given = ["fit", str(image_folder), "--runs", str(tmp_path / "runs"), *CHEAP]
-    given += [] if "--out" in words else ["--out", str(tmp_path / "model")]
-    assert main([*given, *(word.format(home=home) for word in words)]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists() and not (tmp_path / "model").exists()
 
 
 def test_all_unreadable_images_are_listed_before_any_training(
@@ -424,14 +369,9 @@ def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path
     assert set(fold.validation) == {"clinic", "studio"} and len(fold.test["in"]) == 24
 
 
-def test_other_commands_say_that_nothing_was_left_out(
-    model: Path, home: Path, image_folder: Path, tmp_path: Path, capsys: Captured
+def test_a_run_that_left_nothing_out_cannot_be_diagnosed(
+    model: Path, home: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     run = str(home / "runs" / json.loads((model / "config.json").read_text())["run"])
     assert main(["diagnose", run, "--out", str(tmp_path / "d")]) == 2
     assert "trained on all domains" in capsys.readouterr().err
-    words = ["--backbone", "tiny", "--image-size", "56", "--steps", "2"]
-    assert main(["train", str(image_folder), "--unseen", "none", "--task", "mdg_gcd", *words]) == 2
-    assert "--unseen must name one" in capsys.readouterr().err
-    assert main(["compare", str(image_folder), "--folds", "none", *words]) == 2
-    assert "'none' is not a domain" in capsys.readouterr().err

@@ -64,35 +64,3 @@ def test_compose_prints_the_images_folder(
     assert len(table) == 16 and table.classes == ("round", "square")
     spec = json.loads((tmp_path / "set" / "oracle.json").read_text())["spec"]
     assert spec["object_size"] == 40 and [d["correlation"] for d in spec["domains"]] == [1, 1, 0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--correlation", "high,1,1"], "--correlation must be numbers separated by commas, got 'high,1,1'"),
-        (["--correlation", "2,1,1"], r"--correlation must be three shares in \[0,1\]"),
-        (["--object", "big"], "--object must be a whole number, got 'big'"),
-        (["--object", "20"], r"--object must be 32\.\.84, got 20"),
-        (["--per-class", "3"], "needs 12 different photographs .* 'circle' has 10.*use --per-class 2"),
-    ],
-)
-def test_mistakes_in_compose_name_the_option(image_folder: Path, tmp_path: Path, words: list[str], text: str) -> None:
-    given = ["compose", str(image_folder), "--domain", "field", "--num-classes", "3", "--out", str(tmp_path / "set")]
-    with pytest.raises(ValueError, match=text):
-        main([*given, *words])
-    assert not (tmp_path / "set").exists()
-
-
-def test_compose_writes_nothing_into_the_data(image_folder: Path) -> None:
-    given = ["compose", str(image_folder), "--domain", "field", "--num-classes", "3", "--per-class", "1"]
-    with pytest.raises(ValueError, match="is inside .* and would be read as photographs next time"):
-        main([*given, "--out", str(image_folder / "composed")])
-    with pytest.raises(ValueError, match="DATA is empty"):
-        main(["compose", "", "--out", "x"])
-
-
-def test_mistakes_name_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'oracle-tiny'"):
-        main(["write", "oracle-tny", "--out", "x"])
-    with pytest.raises(ValueError, match="did you mean 'write'"):
-        main(["wirte"])

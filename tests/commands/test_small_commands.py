@@ -60,12 +60,6 @@ def test_doctor_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch, caps
     assert "[Errno 13] denied [/bold]" in capsys.readouterr().out
 
 
-def test_doctor_refuses_a_wrong_benchmark(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(image_folder), "--benchmark", "pasc"]) == 2
-    assert "did you mean 'pacs'?" in capsys.readouterr().err
-    assert main(["doctor", "--benchmark", "pacs"]) == 2
-
-
 def colon(root: Path) -> Path:
     """The layout of HISTOCOLON: two folds of one of its sites, of two and three images."""
     places = ("CRC-TP/CRC-TP_data/Fold1/Training", "CRC-TP/CRC-TP_data/Fold2/Training",
@@ -89,25 +83,6 @@ def test_doctor_and_splits_take_the_reading_options_of_train(
         layout = as_json(capsys, "doctor", data, *words)["checks"]
         assert any(check["detail"].startswith(f"{images + 2} images, 2 domains") for check in layout)
         assert sum(as_json(capsys, "doctor", data, "--splits", out, *words)["counts"]["CRC-TP"].values()) == images
-    assert main(["doctor", str(data), "--splits", str(out), "--options", "crctp_fol", "Fold1"]) == 2
-    assert "did you mean 'crctp_fold'?" in capsys.readouterr().err
-    assert main(["doctor", "--options", "crctp_fold", "Fold1"]) == 2
-    assert "--options says how DATA is read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["doctor", ""],
-        ["doctor", " "],
-        ["train", "", "--unseen", "a"],
-        ["compare", ""],
-        ["doctor", "", "--splits", "s.csv"],
-    ],
-)
-def test_empty_data_is_not_the_current_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert f"patchgen {words[0]}: DATA is empty" in capsys.readouterr().err
 
 
 # splits
@@ -127,24 +102,6 @@ def test_splits_json(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     found = as_json(capsys, "doctor", image_folder, "--splits", tmp_path / "s.csv")
     assert found["counts"] == {name: {"in": 24, "out": 6} for name in ("clinic", "field", "studio")}
     assert found["file"] == str(tmp_path / "s.csv") and Path(found["file"]).is_file()
-
-
-def test_splits_refuses(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = tmp_path / "rows.csv"
-    read_table(image_folder).to_csv(manifest)
-    before = manifest.read_bytes()
-    wrong = {
-        "is the manifest itself": [str(manifest), "--splits", str(manifest)],
-        "must name a .csv file": [str(image_folder), "--splits", str(tmp_path)],
-        "needs groups": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--split", "group"],
-        "No such data": [str(tmp_path / "nowhere"), "--splits", str(tmp_path / "s.csv")],
-        "between 0 and 1": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--holdout", "2"],
-        "did you mean 'vlcs'": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
-    }
-    for text, words in wrong.items():
-        assert main(["doctor", *words]) == 2
-        assert text in capsys.readouterr().err
-    assert manifest.read_bytes() == before and not (tmp_path / "s.csv").exists()
 
 
 # weights
@@ -207,21 +164,6 @@ def test_layout_shows_the_parts_in_use(capsys: pytest.CaptureFixture[str]) -> No
 
 
 # wrong names
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["weights", "fetsh"], "did you mean 'fetch'?"),
-        (["weights", "fetch", "registri"], "did you mean 'registry'?"),
-        (["datasets", "domainet"], "did you mean 'domainnet'?"),
-        (["doctr"], "did you mean 'doctor'?"),
-    ],
-)
-def test_wrong_names(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err and not printed.out and "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize("command", ["oracle", "weights"])

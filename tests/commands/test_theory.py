@@ -39,23 +39,3 @@ def test_table_has_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theory", "--sizes", "12", "--images", "32"]) == 0
     text = capsys.readouterr().out
     assert "holds" in text and "violated" in text and "Prop. 3.2" in text and "none says" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--sizes", "40"], "1..36 patches, got 40"),
-        (["--sizes", "many"], "--sizes must be a whole number, got 'many'"),
-        (["--images", "3"], "at least 32"),
-        (["--run", "nowhere"], "is not a run folder"),
-    ],
-)
-def test_mistakes_are_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["theory", *words]) == 2
-    assert text in capsys.readouterr().err
-
-
-def test_out_must_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("x")
-    assert main(["theory", "--out", str(tmp_path / "file")]) == 2
-    assert "--out must be a folder" in capsys.readouterr().err

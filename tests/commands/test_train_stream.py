@@ -58,8 +58,6 @@ def test_from_folder_to_summary(stream: Path, tmp_path: Path, capsys: pytest.Cap
         (["--method", "promtccd"], "did you mean 'promptccd'"),
         (["--warm-up", "2"], "--warm-up must be below"),
         (["--schedule", "papr"], "did you mean 'paper'"),
-        (["--lr", "fast"], "--lr must be a number"),
-        (["--config", "x.yaml", "--preset", "small"], "exclude each other"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -30,17 +30,6 @@ def test_a_folder_of_runs_and_single_runs_are_each_taken_once(run_folders: list[
     assert [item.id for item in items] == [str(i + 1) for i in range(len(items))]
 
 
-@pytest.mark.parametrize("word", ["", "no/such", "empty"])
-def test_a_word_that_leads_nowhere_is_one_sentence(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert main(["serve", word]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("patchgen serve: ") and "no run folder" in text and "Traceback" not in text
-
-
 def test_a_missing_extra_names_the_fix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     assert main(["serve", "runs"]) == 2

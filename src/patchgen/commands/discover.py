@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from patchgen.commands import COUNT, announce, check_bounds, check_folder, print_table, require_data
 from patchgen.commands.inputs import find_images, report_unreadable
 from patchgen.commands.options import ImageOptions, ModelOptions
-from patchgen.common.text import json_text, printable
+from patchgen.common.text import json_text
 
 if TYPE_CHECKING:
-    from patchgen.predict.discover import Features, Groups, Member
+    from patchgen.predict.discover import Features
     from patchgen.predict.predictor import Predictor
-
-CENTRAL = 24  # images of a group that its sheet shows
-CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,122 +75,13 @@ def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Fea
     return features, labels
 
 
-def _describe_estimate(groups: Groups) -> str:
-    """The number of new classes, and the score of every number that was tried; nothing if it was given."""
-    if groups.estimate is None:
-        return ""
-    known = len(groups.known)
-    curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in groups.estimate.curve.items())
-    number = groups.estimate.num_classes - known
-    return (
-        f"new classes: {number} (an estimate, often off by a few; `--new-classes` sets it)\n"
-        f"  known images in the right cluster for each number tried: {curve}"
-    )
-
-
-def _describe_rule(groups: Groups) -> str:
-    """What made a group a known class, and what remains uncertain."""
-    renamed = ", ".join(f"{count} of {name}" for name, count in groups.renamed.items())
-    return (
-        f"{groups.rule}."
-        + (f" So the classifier named whole groups: {renamed}; a new site is not a new class." if renamed else "")
-        + " A new class that the classifier takes confidently for a known one cannot be told from it, and a group may"
-        " be a known class that looks different here: look at the sheets."
-    )
-
-
-def _summarise(groups: Groups) -> list[dict[str, Any]]:
-    """One row per group: the new ones, largest first, then the known classes with images."""
-    rows = []
-    for name in (*groups.new, *groups.known):
-        members, new = groups.of(name), name in groups.new
-        if members:
-            near = [member.nearest_known for member in members]
-            rows.append({
-                "group": name,
-                "images": len(members),
-                "fits_known": not new,
-                "confidence": median(member.confidence for member in members),
-                "nearest_known": max(sorted(set(near)), key=near.count),
-                "sheet": f"{name}.png" if new else None,
-            })  # fmt: skip
-    return rows
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    fits = "yes" if row["fits_known"] else "no"
-    return [row["group"], str(row["images"]), fits, f"{row['confidence']:.2f}", row["nearest_known"]]
-
-
-def _write_sheet(row: dict[str, Any], members: Sequence[Member], out: Path) -> None:
-    from patchgen.draw.overlay import original
-    from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
-
-    tiles = [
-        Tile(original(member.path), member.path.name, f"confidence {member.confidence:.2f}", member.mask)
-        for member in members[:CENTRAL]
-    ]
-    count = row["images"]
-    part = f", the {len(tiles)} most central shown" if len(tiles) < count else ", most central first"
-    caption = f"{count} image{'s' * (count > 1)} that fit no known class{part}"
-    columns = 6 if members[0].mask is None else 4
-    write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, caption))
-
-
-def _render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
-    """One HTML page next to the sheets."""
-    from patchgen.draw.overlay import NOTICE
-    from patchgen.pages.page import file_address, render
-
-    new = sum(row["images"] for row in rows if not row["fits_known"])
-    return render(
-        "discover.html",
-        title=title,
-        lead=f"{len(groups.members)} images: {new} fit no known class (groups: {len(groups.new)}).",
-        rows=list(map(_cells, rows)),
-        estimate=_describe_estimate(groups),
-        rule=_describe_rule(groups),
-        notice=NOTICE,
-        sheets=[{"group": row["group"], "source": file_address(row["sheet"]),
-                 "alt": f"Contact sheet of {row['group']}, {row['images']} images, the most central first"}
-                for row in rows if row["sheet"]],
-    )  # fmt: skip
-
-
-def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> Path:
-    """All files, the page last; returns the page."""
-    from patchgen.common.files import write_csv
-    from patchgen.pages.page import write_page
-
-    out.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        if row["sheet"]:
-            _write_sheet(row, groups.of(row["group"]), out)
-    lines = (
-        [printable(member.path), member.group, "yes" if member.fits_known else "no", f"{member.confidence:.4f}",
-         member.nearest_known, f"{member.distance_ratio:.4f}"] for member in groups.members
-    )  # fmt: skip
-    write_csv(out / "assignments.csv", CSV_HEADER, lines, people=True)
-    return write_page(out / "index.html", _render_page(title, groups, rows))
-
-
-def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
-    known, estimate = len(groups.known), None
-    if groups.estimate:
-        curve = {str(k - known): score for k, score in groups.estimate.curve.items()}
-        estimate = {"new_classes": groups.estimate.num_classes - known, "known_accuracy": curve}
-    unreadable = [{"path": str(image.path), "reason": image.reason} for image in groups.unreadable]
-    files = {"assignments": str(page.with_name("assignments.csv")), "page": str(page)}
-    rule = asdict(groups.rule) | {"named_by_classifier": groups.renamed}
-    return json_text({"groups": rows, "estimate": estimate, "rule": rule, "unreadable": unreadable, **files})
-
-
 def discover(arguments: DiscoverArguments) -> int:
     paths = find_images(arguments.images)
     _check(arguments, len(paths))
     announce(arguments.quiet)
     from patchgen.common.progress import Progress
     from patchgen.predict.discover import calibrated_rule, group_features, read_features
+    from patchgen.report import discovered
     from patchgen.runs.folder import RunFolder
 
     predictor = arguments.load()
@@ -206,17 +92,17 @@ def discover(arguments: DiscoverArguments) -> int:
             features, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
             seed=predictor.config.seed, rule=calibrated_rule(RunFolder.open(arguments.model), arguments.checkpoint),
         )  # fmt: skip
-    rows = _summarise(groups)
+    rows = discovered.summarise(groups)
     run = f"{Path(arguments.model).resolve().name} ({predictor.config.method})"
-    page = _write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
+    page = discovered.write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
     if arguments.json:
-        print(_as_json(groups, rows, page))
+        print(json_text(discovered.as_json(groups, rows, page)))
     else:
         if groups.estimate:
-            print(_describe_estimate(groups))
-        print(_describe_rule(groups))
+            print(discovered.describe_estimate(groups))
+        print(discovered.describe_rule(groups))
         head = ("group", "images", "fits known", "median confidence", "nearest known", "sheet")
-        print_table(head, [[*_cells(row), row["sheet"] or ""] for row in rows])
+        print_table(head, [[*discovered.cells(row), row["sheet"] or ""] for row in rows])
         print(page)
     return report_unreadable(groups.unreadable, len(paths), arguments.strict)
 

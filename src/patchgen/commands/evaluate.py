@@ -16,12 +16,11 @@ import tyro
 from patchgen.commands import COUNT, announce, check_bounds, check_file, check_folder, print_table, require_data
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.options import RuntimeOptions, StrictOptions
-from patchgen.common.files import expanded, write_text
-from patchgen.common.text import json_text, printable
+from patchgen.common.files import expanded
+from patchgen.common.text import printable
 from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
-    from patchgen.predict.answers import Answers
     from patchgen.predict.fold_runs import Ensemble, Scored
     from patchgen.predict.predictor import Predictor
 
@@ -64,13 +63,13 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     from patchgen.data.table import read_table
     from patchgen.predict.answers import check_classes, collect, rows_of_sites, training_sites
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
+    from patchgen.report.evaluation import write_evaluation
 
     table = read_table(data, for_scoring=True)
     rows = rows_of_sites(table, arguments.sites)
     predictor = arguments.load(len(rows))
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)
-    out.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
         answers = collect(predictor, table, rows, arguments.batch, bar.tick)
     sites, expected = training_sites(arguments.model)
@@ -79,7 +78,7 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
             bar.say(f"{arguments.resamples:,} resamples for the intervals")
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance, expected)
     metrics = {**_facts(arguments, predictor), **scored}
-    _write(metrics, answers, predictor, out, arguments.wrong)
+    write_evaluation(metrics, answers, predictor, out, arguments.wrong)
     if arguments.json:
         print((out / "metrics.json").read_text(encoding="utf-8"), end="")
     else:
@@ -121,71 +120,6 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
         "mask": recorded_mask(arguments.model),
         "data": arguments.targets[0],
     }
-
-
-def _write(metrics: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
-    """All files of the output folder; adds the lists of wrong and of unreadable images to `metrics`."""
-    from patchgen.common.files import write_csv
-    from patchgen.pages.page import write_page
-    from patchgen.report.evaluation import confusion_figure, reliability_figure, render_page
-
-    metrics["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
-    metrics["unreadable"] = [{"path": str(image.path), "reason": image.reason} for image in answers.unreadable]
-    drawn = confusion_figure(metrics["classes"], metrics["confusion"]), reliability_figure(metrics["reliability"])
-    for figure in drawn:
-        figure.save(out)
-    write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
-    write_text(out / "metrics.json", json_text(metrics) + "\n")
-    write_page(out / "index.html", render_page(metrics, {figure.name: figure for figure in drawn}, pictures))
-
-
-def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The most confident mistakes with their masks, and path -> picture; masks are recomputed only for these."""
-    from patchgen.draw.overlay import mask_reading
-    from patchgen.predict.evaluate import most_wrong
-    from patchgen.predict.predictor import Unreadable
-    from patchgen.report.evaluation import picture
-
-    places = most_wrong(answers, count).tolist()
-    table, entries, pictures = answers.table, list[dict[str, Any]](), dict[str, str]()
-    files = [table.file(int(answers.rows[i])) for i in places]
-    for i, file, again in zip(places, files, predictor.predict(files), strict=True):
-        if isinstance(again, Unreadable):  # removed since it was scored
-            continue
-        row = int(answers.rows[i])
-        entries.append({
-            "path": table.paths[row],
-            "site": table.domains[table.domain[row]],
-            "group": table.group[row] if table.group else "",
-            "truth": table.label_name(row),
-            "truth_probability": float(answers.probabilities[i, answers.label[i]]),
-            "label": answers.classes[answers.predicted[i]],
-            "confidence": float(answers.confidence[i]),
-            "selection": None if again.mask is None else mask_reading(again.mask),
-        })  # fmt: skip
-        pictures[table.paths[row]] = picture(file, again.mask)
-    return entries, pictures
-
-
-def _header(answers: Answers) -> list[str]:
-    flag = [] if answers.unlike is None else ["unlike_training"]
-    names = ["path", "site", "group", "truth", "label", "right", "confidence", *flag]
-    return [*names, *(f"p_{printable(name)}" for name in answers.classes), "note"]
-
-
-def _lines(answers: Answers) -> Iterator[list[str]]:
-    """One line per image that was read, then one per image that could not be."""
-    table, predicted, right, confidence = answers.table, answers.predicted, answers.right, answers.confidence
-    for i, row in enumerate(answers.rows.tolist()):
-        flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
-        note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
-        cells = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else "",
-                 table.label_name(row), answers.classes[predicted[i]], str(bool(right[i])).lower(),
-                 f"{confidence[i]:.6f}", *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]  # fmt: skip
-        yield [printable(cell) for cell in cells]
-    empty = [""] * (len(_header(answers)) - 2)
-    for image in answers.unreadable:
-        yield [printable(image.path), *empty, printable(f"not scored: {image.reason}")]
 
 
 def _print(metrics: dict[str, Any]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +13,11 @@ from patchgen.commands import COUNT, POSITIVE, check_bounds, check_folder, print
 from patchgen.commands.inputs import report_slides
 from patchgen.commands.options import EngineOptions
 from patchgen.common.text import printable
-from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.slides.cut import CutSettings
-    from patchgen.slides.plan import PlannedSlide, TilesPlan
+    from patchgen.slides.plan import TilesPlan
     from patchgen.sweep.jobs import Unit
-
-IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +77,7 @@ def _check(arguments: TilesArguments) -> None:
     check_folder(arguments.out)
 
 
-def _plan(arguments: TilesArguments) -> TilesPlan:
+def _plan(arguments: TilesArguments) -> Plan:
     from patchgen.slides.plan import find_annotations, find_slides, make_plan, read_labels
     from patchgen.slides.tissue import check_rule
 
@@ -98,12 +92,12 @@ def _plan(arguments: TilesArguments) -> TilesPlan:
     return plan
 
 
-def _units(arguments: TilesArguments, plan: TilesPlan) -> dict[PlannedSlide, Unit]:
+def _units(arguments: TilesArguments, plan: TilesPlan) -> list[Unit]:
     """The work of each slide; ValueError for finished slides with other settings."""
-    from patchgen.slides.cut import DESCRIPTION, check_settings, description
+    from patchgen.slides.cut import DESCRIPTION, IMAGES, check_settings, description
     from patchgen.sweep.jobs import Needs, Unit
 
-    out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), {}
+    out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), []
     for slide in plan.slides:
         folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
         check_settings(folder / DESCRIPTION, description(str(slide.path), annotation, slide.label, arguments.settings))
@@ -112,72 +106,29 @@ def _units(arguments: TilesArguments, plan: TilesPlan) -> dict[PlannedSlide, Uni
             "settings": asdict(arguments.settings), "result": str(folder.absolute()),
         }  # fmt: skip
         claim = out / ".work" / slide.folder.replace("/", "+")
-        units[slide] = Unit("patchgen.slides.cut:cut_slide", call, claim, folder, str(slide.path), needs)
+        units.append(Unit("patchgen.slides.cut:cut_slide", call, claim, folder, str(slide.path), needs))
     return units
-
-
-def _write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSettings) -> int:
-    """All tiles of the slides that are cut, with their scale, which models remember; returns how many."""
-    from patchgen.common.files import write_csv
-    from patchgen.slides.cut import TILES
-
-    rows, scale = [], (f"{settings.mpp:g}", str(settings.tile))
-    for slide in slides:
-        with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
-            rows += [
-                (f"{IMAGES}/{slide.folder}/{tile['file']}", slide.domain, tile["label"], slide.group, *scale)
-                for tile in csv.DictReader(stream)
-            ]
-    if rows:
-        write_csv(out / MANIFEST, ("path", "domain", "label", "group", "mpp", "tile"), rows)
-    return len(rows)
-
-
-def _counts(file: Path) -> dict[str, int]:
-    """Tiles of each class, as the folder of a slide says."""
-    counts = read_json(file).get("counts")
-    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
-        raise ValueError(f"{file} has no counts of tiles; remove {file.parent}, and the same command cuts it again")
-    return counts
-
-
-def _summarise(out: Path, plan: TilesPlan, failures: dict[str, str]) -> list[str]:
-    """Write a row per slide, print a row per site, and return the sites."""
-    from patchgen.common.files import write_csv
-    from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
-
-    names = [*plan.classes, AMBIGUOUS, OUTSIDE]
-    rows: list[list[str]] = []
-    sites: dict[str, Counter[str]] = {}
-    for slide in plan.slides:
-        error, counts = failures.get(str(slide.path), ""), Counter[str]()
-        if not error:
-            counts.update(_counts(out / IMAGES / slide.folder / DESCRIPTION))
-            sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
-        rows.append([str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error])
-    header = ["slide", "domain", "group", *plan.classes, "ambiguous", "outside", "error"]
-    write_csv(out / SUMMARY, header, rows, people=True)
-    if sites:
-        table = [[site, *(str(counts[name]) for name in ("slides", *names))] for site, counts in sites.items()]
-        print_table(("site", "slides", *plan.classes, "ambiguous", "outside"), table)
-    return list(sites)
 
 
 def cut_tiles(arguments: TilesArguments) -> int:
     _check(arguments)
+    from patchgen.slides.cut import MANIFEST, SUMMARY, write_manifest, write_summary
     from patchgen.slides.slide import require_openslide
 
     require_openslide()
     plan, out = _plan(arguments), Path(arguments.out)
     units = _units(arguments, plan)
     out.mkdir(parents=True, exist_ok=True)
-    failures = arguments.do_units(list(units.values()), out / ".work", "slides")
+    failures = arguments.do_units(units, out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]
-    count = _write_manifest(out, done, arguments.settings)
-    sites = _summarise(out, plan, failures)
+    count = write_manifest(out, done, arguments.settings)
+    sites = write_summary(out, plan, failures)
+    if sites:
+        header = ("site", "slides", *plan.classes, "ambiguous", "outside")
+        print_table(header, [[site, *numbers] for site, numbers in sites.items()])
     if len(sites) == 1:
         print(
-            f"all tiles are of one site, {sites[0]!r}, and `fit` needs two or more: put the slides of each "
+            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of each "
             "site into a separate folder, or name the sites in the column `domain` of --labels",
             file=sys.stderr,
         )

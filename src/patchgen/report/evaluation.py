@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchgen.common.text import printable
-from patchgen.draw.overlay import NOTICE, original
+from patchgen.common.files import write_csv, write_text
+from patchgen.common.text import json_text, printable
+from patchgen.draw.overlay import NOTICE, mask_reading, original
 from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, plain
 from patchgen.draw.sheet import side_by_side
-from patchgen.pages.page import Cell, Picture, data_address, render
-from patchgen.predict.evaluate import METRICS
+from patchgen.pages.page import Cell, Picture, data_address, render, write_page
+from patchgen.predict.answers import Answers
+from patchgen.predict.evaluate import METRICS, most_wrong
+from patchgen.predict.predictor import Predictor, Unreadable
 
 SIDE = 256  # pixels of a picture's longer side
 MOST_LINES = 200  # of patients or broken images on the page; the JSON file has all of them
@@ -25,7 +28,64 @@ BINARY = {
 }  # fmt: skip
 
 
-def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:
+def write_evaluation(metrics: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, wrong: int) -> None:
+    """All files of the folder; adds the lists of wrong (so many) and of unreadable images to `metrics`."""
+    out.mkdir(parents=True, exist_ok=True)
+    metrics["most_wrong"], pictures = _wrong_images(answers.known(), predictor, wrong)
+    metrics["unreadable"] = [{"path": str(image.path), "reason": image.reason} for image in answers.unreadable]
+    drawn = _confusion_figure(metrics["classes"], metrics["confusion"]), _reliability_figure(metrics["reliability"])
+    for figure in drawn:
+        figure.save(out)
+    write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
+    write_text(out / "metrics.json", json_text(metrics) + "\n")
+    write_page(out / "index.html", _render_page(metrics, {figure.name: figure for figure in drawn}, pictures))
+
+
+def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The most confident mistakes with their masks, and path -> picture; masks are recomputed only for these."""
+    places = most_wrong(answers, count).tolist()
+    table, entries, pictures = answers.table, list[dict[str, Any]](), dict[str, str]()
+    files = [table.file(int(answers.rows[i])) for i in places]
+    for i, file, again in zip(places, files, predictor.predict(files), strict=True):
+        if isinstance(again, Unreadable):  # removed since it was scored
+            continue
+        row = int(answers.rows[i])
+        entries.append({
+            "path": table.paths[row],
+            "site": table.domains[table.domain[row]],
+            "group": table.group[row] if table.group else "",
+            "truth": table.label_name(row),
+            "truth_probability": float(answers.probabilities[i, answers.label[i]]),
+            "label": answers.classes[answers.predicted[i]],
+            "confidence": float(answers.confidence[i]),
+            "selection": None if again.mask is None else mask_reading(again.mask),
+        })  # fmt: skip
+        pictures[table.paths[row]] = _picture(file, again.mask)
+    return entries, pictures
+
+
+def _header(answers: Answers) -> list[str]:
+    flag = [] if answers.unlike is None else ["unlike_training"]
+    names = ["path", "site", "group", "truth", "label", "right", "confidence", *flag]
+    return [*names, *(f"p_{printable(name)}" for name in answers.classes), "note"]
+
+
+def _lines(answers: Answers) -> Iterator[list[str]]:
+    """One line per image that was read, then one per image that could not be."""
+    table, predicted, right, confidence = answers.table, answers.predicted, answers.right, answers.confidence
+    for i, row in enumerate(answers.rows.tolist()):
+        flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
+        note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
+        cells = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else "",
+                 table.label_name(row), answers.classes[predicted[i]], str(bool(right[i])).lower(),
+                 f"{confidence[i]:.6f}", *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]  # fmt: skip
+        yield [printable(cell) for cell in cells]
+    empty = [""] * (len(_header(answers)) - 2)
+    for image in answers.unreadable:
+        yield [printable(image.path), *empty, printable(f"not scored: {image.reason}")]
+
+
+def _render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:
     """The whole page, from the content of metrics.json, figures by name, and pictures of the wrong images by path."""
     patients, classes = evaluation["patients"], ("precision", "recall", "f1", "auroc", "average_precision")
     headline = [(METRICS[name], shown(value), span(evaluation["intervals"].get(name)))
@@ -53,7 +113,7 @@ def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pic
     )  # fmt: skip
 
 
-def picture(path: Path, mask: np.ndarray | None) -> str:
+def _picture(path: Path, mask: np.ndarray | None) -> str:
     """[image | mask over it], or the image alone, as a JPEG inside a data address."""
     from PIL import Image
 
@@ -100,7 +160,7 @@ def _wrong(image: Mapping[str, Any], source: str) -> Picture:
 # Figures
 
 
-def confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Drawn:
+def _confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Drawn:
     """Rows true, columns predicted; colours are shares of a row, numbers are images."""
     matrix = np.array(counts, dtype=float)
     total = matrix.sum(1, keepdims=True)
@@ -128,7 +188,7 @@ def confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
                  ("true", "predicted", "images"), rows)  # fmt: skip
 
 
-def reliability_figure(bins: Sequence[Mapping[str, Any]]) -> Drawn:
+def _reliability_figure(bins: Sequence[Mapping[str, Any]]) -> Drawn:
     """Accuracy in bins of confidence, and how many images each bin holds."""
     figure = new_figure(5.6, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -9,6 +9,7 @@ folder of a slide gets its name when it is complete: PNG files, `tiles.csv` and 
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections import Counter
@@ -24,10 +25,12 @@ from patchgen.common.files import refuse_links, replacing_folder, write_csv, wri
 from patchgen.common.reading import DECODERS
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.slides.annotations import shares
+from patchgen.slides.plan import Plan, PlannedSlide
 from patchgen.slides.slide import Slide, TileGrid, open_slide
 from patchgen.slides.tissue import Window, find_tiles, tissue_facts
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"
+IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 COLUMNS = ("file", "label", "x", "y", "width", "height", "tissue", "cover")
 AMBIGUOUS, OUTSIDE = "(ambiguous)", "(outside)"  # why tiles are left out; no class is written in brackets
 
@@ -96,6 +99,44 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
         change = f"{changed[0]} {shortly(was.get(changed[0]))}, now {shortly(settings[changed[0]])}"
         place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
         raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
+
+
+def write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSettings) -> int:
+    """All tiles of the slides that are cut, with their scale, which models remember; returns how many."""
+    rows, scale = [], (f"{settings.mpp:g}", str(settings.tile))
+    for slide in slides:
+        with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
+            rows += [
+                (f"{IMAGES}/{slide.folder}/{tile['file']}", slide.domain, tile["label"], slide.group, *scale)
+                for tile in csv.DictReader(stream)
+            ]
+    if rows:
+        write_csv(out / MANIFEST, ("path", "domain", "label", "group", "mpp", "tile"), rows)
+    return len(rows)
+
+
+def write_summary(out: Path, plan: Plan, failures: Mapping[str, str]) -> dict[str, list[str]]:
+    """Write a row per slide; returns site -> its numbers of slides, of tiles of each class, ambiguous and outside."""
+    names = [*plan.classes, AMBIGUOUS, OUTSIDE]
+    rows: list[list[str]] = []
+    sites: dict[str, Counter[str]] = {}
+    for slide in plan.slides:
+        error, counts = failures.get(str(slide.path), ""), Counter[str]()
+        if not error:
+            counts.update(_counts(out / IMAGES / slide.folder / DESCRIPTION))
+            sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
+        rows.append([str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error])
+    header = ["slide", "domain", "group", *plan.classes, "ambiguous", "outside", "error"]
+    write_csv(out / SUMMARY, header, rows, people=True)
+    return {site: [str(counts[name]) for name in ("slides", *names)] for site, counts in sites.items()}
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Tiles of each class, as the folder of a slide says."""
+    counts = read_json(file).get("counts")
+    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
+        raise ValueError(f"{file} has no counts of tiles; remove {file.parent}, and the same command cuts it again")
+    return counts
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
