@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, require_data
-from patchgen.commands.settings import Layers, parse_settings, preset_layers, settings_of, settings_schema
+from patchgen.commands.settings import Layers, configs_of, parse_settings, preset_layers, settings_of, settings_schema
 from patchgen.common.progress import print_once
 from patchgen.common.reading import process_cache
 from patchgen.config import Config
@@ -70,17 +70,18 @@ def parsed(argv: list[str]) -> tuple[CompareOptions, dict[str, Any]]:
 
 def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...]) -> Iterator[PlannedRun]:
     """The planned runs, ordered by fold, so that an interrupted comparison has complete folds."""
-    from patchgen.methods.presets import method_settings, own_hparams
 
+    def layers(settings: Mapping[str, Any]) -> Layers:
+        return [*preset_layers(options.preset, settings), *USUAL]
+
+    methods = tuple(dict.fromkeys(options.methods))
     for unseen in dict.fromkeys(options.folds or domains):
         for seed in dict.fromkeys(options.seeds):
-            for label in dict.fromkeys(options.methods):
-                settings = {**given, "unseen": unseen, "seed": seed, **method_settings(label)}
-                settings["hparams"] = own_hparams(given.get("hparams", {}), settings["method"])
-                layers = [*preset_layers(options.preset, settings), *USUAL]
-                for lr in options.lr_grid or (None,):
-                    config = settings_of(Config, layers, settings | ({} if lr is None else {"lr": lr}))
-                    yield PlannedRun(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
+            configs = configs_of(methods, {**given, "unseen": unseen, "seed": seed}, layers)
+            for label, config in zip(methods, configs, strict=True):
+                for lr in options.lr_grid or (config.lr,):
+                    name = f"{label}, unseen {unseen}, seed {seed}, lr {lr:g}"
+                    yield PlannedRun(label, name, dataclasses.replace(config, lr=lr))
 
 
 def main(argv: list[str]) -> int:
@@ -96,11 +97,7 @@ def main(argv: list[str]) -> int:
     domains = tuple(data.domains(given))
     for name in options.folds:
         check_domain(name, domains)
-    planned = list(planned_runs(options, given, domains))
-    unknown = set(given.get("hparams", {})).difference(*(vars(run.config)["hparams"] for run in planned))
-    if unknown:
-        raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
-    jobs = plan_runs(planned, options.out, data)
+    jobs = plan_runs(list(planned_runs(options, given, domains)), options.out, data)
     with print_once(), process_cache():
         failed = 0 if options.table_only else _train_all(jobs, options)
     _print(jobs, options, given, domains, argv)

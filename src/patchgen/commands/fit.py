@@ -15,6 +15,7 @@ from patchgen.commands import Maybe, announce, check_bounds, print_table, requir
 from patchgen.commands.settings import (
     Layers,
     StartOptions,
+    configs_of,
     parse_settings,
     preset_layers,
     settings_of,
@@ -128,7 +129,7 @@ def _stops(offer: str) -> bool:
 def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
     """The settings of each method to compare, or of the single one."""
     from patchgen.methods import compared_methods
-    from patchgen.methods.presets import method_settings, own_hparams
+    from patchgen.methods.presets import method_settings
 
     if "method" in given and options.methods is not None:
         raise ValueError("--method and --methods exclude each other: one method, or several to compare")
@@ -140,17 +141,10 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
         raise ValueError(f"--methods needs at least one name, such as {BEST} (`patchgen methods` lists them)")
     if single and "method" not in given and not options.quiet:
         print(f"method: {BEST}; name several with --methods to compare them at left-out sites", file=sys.stderr)
-    hparams = given.get("hparams", {})
-    configs, unknown = [], set(hparams)
-    for label in labels:
-        settings = {**given, **method_settings(label)}
-        if len(labels) > 1:
-            settings["hparams"] = own_hparams(hparams, settings["method"])
-            unknown -= set(settings["hparams"])
-        configs.append(settings_of(Config, options.layers(settings), settings))
-    if len(labels) > 1 and unknown:
-        raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
-    return configs
+    if len(labels) > 1:
+        return configs_of(labels, given, options.layers)
+    settings = {**given, **method_settings(labels[0])}
+    return [settings_of(Config, options.layers(settings), settings)]
 
 
 def _known(model: Model) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -241,3 +241,21 @@ def settings_of(config: type[S], layers: Layers, given: Mapping[str, Any]) -> S:
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
         raise ValueError(f"{option_name(first)} {rest}" if first in names else str(error)) from error
+
+
+def configs_of(
+    labels: Sequence[str], given: Mapping[str, Any], layers: Callable[[Mapping[str, Any]], Layers]
+) -> list[Config]:
+    """The settings of several methods, each with the given hyper-parameters that it has."""
+    from patchgen.methods.presets import method_settings, own_hparams
+
+    hparams, configs = given.get("hparams", {}), []
+    unknown = set(hparams)
+    for label in labels:
+        settings = {**given, **method_settings(label)}
+        settings["hparams"] = own_hparams(hparams, settings["method"])
+        unknown -= settings["hparams"].keys()
+        configs.append(settings_of(Config, layers(settings), settings))
+    if unknown:
+        raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
+    return configs

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from patchgen.commands import COUNT, POSITIVE, Maybe, announce, check_bounds, check_folder
+from patchgen.commands import COUNT, Maybe, announce, check_bounds
 from patchgen.commands.inputs import report_slides
-from patchgen.commands.options import EngineOptions, RuntimeOptions
-from patchgen.commands.slide_tiles import cut_tiles
+from patchgen.commands.options import RuntimeOptions
+from patchgen.commands.slide_tiles import SlideOptions, cut_tiles
 from patchgen.common.files import expanded, write_text
 from patchgen.common.text import json_text, printable
 
@@ -37,7 +37,7 @@ WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideArguments(RuntimeOptions, EngineOptions):
+class SlideArguments(SlideOptions, RuntimeOptions):
     """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
     See `patchgen slide tiles --help` for cutting slides into labelled tiles for training.
@@ -45,46 +45,24 @@ class SlideArguments(RuntimeOptions, EngineOptions):
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUN")]
     """Model folder, as `patchgen fit` prints it, or run folder, as `patchgen train` does."""
-    slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
-    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and other formats that OpenSlide reads; or folders of them."""
-    out: str
-    """Folder for the results; created if missing. Resumable with the same command."""
     mpp: Maybe[float] = None
     """Resolution of the tiles in microns per pixel (0.5 is 20x); by default that of the training tiles."""
     tile: Maybe[int] = None
     """Side of a tile in pixels at that resolution; by default that of the training tiles."""
-    tissue: str = "otsu"
-    """How tissue is found: the built-in rule, or the name of a plug-in's function."""
-    mask: Maybe[str] = None
-    """Your own mask of tissue instead, image or GeoJSON; for several slides a folder of masks named like them."""
-    mpp_slide: Maybe[float] = None
-    """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     patients: Maybe[str] = None
     """CSV file with the columns slide and patient (or group): adds a table per patient."""
-    min_tissue: float = 0.5
-    """Tiles with a smaller share of tissue are left out."""
-    strict: bool = False
-    """Exit with code 1 if any slide could not be used, not only if none could."""
     batch: int = 64
     """Tiles per forward pass."""
 
     def find_slides(self) -> list[Path]:
-        """The slide files, which must have different names, after all checks that need no model."""
-        from patchgen.slides.plan import find_slides
-        from patchgen.slides.slide import require_openslide
-        from patchgen.slides.tissue import check_rule
-
+        """The slide files, which must have different names."""
         if not self.slides:
             raise ValueError("no slide given; name slide files after the model")
-        self.check_engine()
-        check_bounds(self, min_tissue="[0, 1]", mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT, batch=COUNT)
-        check_folder(self.out)
-        slides = find_slides(self.slides)
-        check_rule(self.tissue, self.mask, slides)
+        check_bounds(self, batch=COUNT)
+        slides = super().find_slides()
         twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
         if twice:
             raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
-        require_openslide()
         return slides
 
     def load_model(self) -> tuple[Predictor, str]:

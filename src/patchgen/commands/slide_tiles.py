@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import COUNT, POSITIVE, check_bounds, check_folder, print_table
+from patchgen.commands import COUNT, POSITIVE, Maybe, check_bounds, check_folder, print_table
 from patchgen.commands.inputs import report_slides
 from patchgen.commands.options import EngineOptions
 from patchgen.common.text import printable
@@ -21,11 +21,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TilesArguments(EngineOptions):
-    """Cut slides into labelled tiles. Resumable with the same command: finished slides are skipped."""
+class SlideOptions(EngineOptions):
+    """The slides, and how tissue is found."""
 
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
-    """Slide files, or folders that are searched for slides with their sub-folders."""
+    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and other formats that OpenSlide reads; or folders of them."""
+    out: str
+    """Folder for the results; created if missing. Resumable with the same command."""
+    mpp: Maybe[float] = None
+    tile: Maybe[int] = None
+    min_tissue: float = 0.5
+    """Tiles with a smaller share of tissue are left out."""
+    tissue: str = "otsu"
+    """How tissue is found: the built-in rule, or the name of a plug-in's function."""
+    mask: Maybe[str] = None
+    """Your own mask of tissue instead, image or GeoJSON; for several slides a folder of masks named like them."""
+    mpp_slide: Maybe[float] = None
+    """Microns per pixel of the slides themselves, if missing or wrong in the files."""
+    strict: bool = False
+    """Exit with code 1 if any slide could not be used, not only if none could."""
+
+    def find_slides(self) -> list[Path]:
+        """The slide files, after the checks that all commands of slides need."""
+        from patchgen.slides.plan import find_slides
+        from patchgen.slides.slide import require_openslide
+        from patchgen.slides.tissue import check_rule
+
+        self.check_engine()
+        check_bounds(self, min_tissue="[0, 1]", mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT)
+        check_folder(self.out)
+        slides = find_slides(self.slides)
+        check_rule(self.tissue, self.mask, slides)
+        require_openslide()
+        return slides
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilesArguments(SlideOptions):
+    """Cut slides into labelled tiles. Resumable with the same command: finished slides are skipped."""
+
     out: str
     """Folder for manifest.csv, slides.csv and the images; created if missing."""
     annotations: tuple[str, ...] = ()
@@ -44,20 +78,10 @@ class TilesArguments(EngineOptions):
     """Side of a tile in pixels at that resolution."""
     overlap: float = 0.0
     """Overlap of neighbouring tiles as a share of their side, from 0 to below 1."""
-    min_tissue: float = 0.5
-    """Tiles with a smaller share of tissue are left out."""
     min_label: float = 0.75
     """Share of a tile that its class must cover, above 0.5; tiles in between are ambiguous and left out."""
-    tissue: str = "otsu"
-    """How tissue is found: the built-in rule, or the name of a plug-in's function."""
-    mask: str | None = None
-    """Your own mask of tissue instead, image or GeoJSON; for several slides a folder of masks named like them."""
-    mpp_slide: float | None = None
-    """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     from_corner: bool = False
     """Annotation coordinates start at the corner of the scanned area (as in QuPath with MIRAX), not of level 0."""
-    strict: bool = False
-    """Exit with code 1 if any slide could not be used, not only if none could."""
 
     @property
     def settings(self) -> CutSettings:
@@ -65,31 +89,6 @@ class TilesArguments(EngineOptions):
         from patchgen.slides.cut import CutSettings
 
         return CutSettings(**{field.name: getattr(self, field.name) for field in fields(CutSettings)})
-
-
-def _check(arguments: TilesArguments) -> None:
-    """Check the options that apply to all slides, before any work."""
-    arguments.check_engine()
-    if not arguments.annotations and not arguments.labels:
-        raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
-    check_bounds(arguments, overlap="[0, 1)", min_tissue="[0, 1]", min_label="(0.5, 1]")
-    check_bounds(arguments, mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT)
-    check_folder(arguments.out)
-
-
-def _plan(arguments: TilesArguments) -> Plan:
-    from patchgen.slides.plan import find_annotations, find_slides, make_plan, read_labels
-    from patchgen.slides.tissue import check_rule
-
-    labels = read_labels(arguments.labels) if arguments.labels else {}
-    slides, annotations = find_slides(arguments.slides), find_annotations(arguments.annotations)
-    check_rule(arguments.tissue, arguments.mask, slides)
-    plan = make_plan(
-        slides, annotations, labels, classes=arguments.classes, ignore=arguments.ignore, outside=arguments.outside
-    )
-    if not plan.slides:
-        raise ValueError("no slide has an annotation or a label; annotations and rows are named like the slides")
-    return plan
 
 
 def _units(arguments: TilesArguments, plan: TilesPlan) -> list[Unit]:
@@ -111,13 +110,21 @@ def _units(arguments: TilesArguments, plan: TilesPlan) -> list[Unit]:
 
 
 def cut_tiles(arguments: TilesArguments) -> int:
-    _check(arguments)
+    if not arguments.annotations and not arguments.labels:
+        raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
+    check_bounds(arguments, overlap="[0, 1)", min_label="(0.5, 1]")
+    slides = arguments.find_slides()
     from patchgen.slides.cut import MANIFEST, SUMMARY, write_manifest, write_summary
-    from patchgen.slides.slide import require_openslide
+    from patchgen.slides.plan import find_annotations, make_plan, read_labels
 
-    require_openslide()
-    plan, out = _plan(arguments), Path(arguments.out)
-    units = _units(arguments, plan)
+    labels = read_labels(arguments.labels) if arguments.labels else {}
+    plan = make_plan(
+        slides, find_annotations(arguments.annotations), labels, classes=arguments.classes, ignore=arguments.ignore,
+        outside=arguments.outside,
+    )  # fmt: skip
+    if not plan.slides:
+        raise ValueError("no slide has an annotation or a label; annotations and rows are named like the slides")
+    units, out = _units(arguments, plan), Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     failures = arguments.do_units(units, out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]
