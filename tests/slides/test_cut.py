@@ -212,7 +212,7 @@ def test_a_bad_slide_costs_itself_alone(cohort: Path, tmp_path: Path, capsys: py
         (["--labels", "others.csv"], "no slide has an annotation or a label"),
         (["--labels", "good.csv", "--overlap", "1"], "--overlap must be below 1, not 1"),
         (["--labels", "good.csv", "--min-label", "0.5"], "--min-label must be above 0.5"),
-        (["--labels", "good.csv", "--tile", "0"], "--tile must be above 0"),
+        (["--labels", "good.csv", "--tile", "0"], "--tile must be at least 1"),
     ],
 )
 def test_mistakes_are_one_sentence_and_cost_nothing(
