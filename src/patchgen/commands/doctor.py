@@ -9,6 +9,7 @@ import json as to_json
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from patchgen.data.table import Table
 
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
-LINE_EVERY = 2000  # files between two progress lines without a terminal
 
 
 def examine(
@@ -84,24 +84,18 @@ def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | No
     from patchgen.common.progress import Progress
     from patchgen.data.doctor import examine
 
-    bars: list[Progress] = []  # created at the first file, when their number is known
     with ExitStack() as stack:
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(Progress("reading images", total)))
-            bars[0].advance()
-            if done % LINE_EVERY == 0 and not bars[0].live:
-                bars[0].say("")
-
-        return examine(data, benchmark=benchmark, options=options, decode=decode, progress=progress)
+        bar = cache(lambda total: stack.enter_context(Progress("reading images", total)))  # begins at the first file
+        return examine(
+            data, benchmark=benchmark, options=options, decode=decode, progress=lambda done, total: bar(total).tick()
+        )
 
 
 def _splits_file(name: str, data: str) -> Path:
     """The file to write: a .csv that is not the data itself."""
     target = expanded(name)
     if target.suffix.lower() != ".csv" or target.is_dir():
-        raise ValueError(f"--splits must name a .csv file, got '{name}'; try '{target / 'splits.csv'}'")
+        raise ValueError(f"--splits must be a file that ends in .csv, not {name!r}; try '{target / 'splits.csv'}'")
     if os.path.realpath(target) == os.path.realpath(os.path.expanduser(data)):
         raise ValueError(f"--splits '{name}' is the manifest itself; choose another name, such as 'splits.csv'")
     return target

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args,
 import tyro
 
 from patchgen.commands import HELP, Maybe, option_name, parse, refuse_unknown
-from patchgen.config import PRESETS, Config, Settings, config_class, load_settings, read_settings
+from patchgen.config import PRESETS, Config, Settings, config_class, default_of, load_settings, read_settings
 
 O = TypeVar("O")  # noqa: E741
 S = TypeVar("S", bound=Settings)
@@ -179,8 +179,7 @@ def in_force(kind: type[Settings], layers: Layers, given: Mapping[str, Any]) -> 
     """What help says of each setting: its value, and where it comes from unless that is the default."""
     shown = {}
     for field in dataclasses.fields(kind):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        value, origin = default, ""
+        value, origin = default_of(field), ""
         for source, values in (*layers, ("given", given)):
             if field.name in values and values[field.name] != value:
                 value, origin = values[field.name], f", {source}"
@@ -233,7 +232,7 @@ def settings_of(config: type[S], layers: Layers, given: Mapping[str, Any]) -> S:
     names = {field.name for field in dataclasses.fields(config)}
     values = {name: value for name, value in merged(layers, given).items() if name in names}
     for field in dataclasses.fields(config):
-        if field.default is field.default_factory is dataclasses.MISSING and field.name not in values:
+        if default_of(field) is dataclasses.MISSING and field.name not in values:
             word = field.name.upper() if field.name == "data" else option_name(field.name)
             raise ValueError(f"{word} is missing: {field_help(config)[field.name]}")
     try:

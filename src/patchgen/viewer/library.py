@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -110,7 +110,6 @@ class Library:
     def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **device: Any) -> None:
         self.items, self.runtime, self.device = {item.id: item for item in items}, runtime, device
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
-        self._examples: dict[str, list[Example]] = {}
 
     def item(self, name: str) -> Item:
         if name not in self.items:
@@ -133,11 +132,10 @@ class Library:
     def examples(self, name: str) -> list[Example]:
         """Images of the run's unseen domain, balanced over classes; none if its data are missing."""
         item = self.item(name)
-        if name not in self._examples:
-            self._examples[name] = _examples_of(item.path) if item.kind == "run" else []
-        return self._examples[name]
+        return _examples_of(item.path) if item.kind == "run" else []
 
 
+@lru_cache(maxsize=64)
 def _examples_of(run: Path) -> list[Example]:
     from patchgen.predict.fold_runs import unseen_rows
     from patchgen.tasks import make_fold
