@@ -39,7 +39,7 @@ CASES = {
     f"{TRAIN} --config a.yaml --preset paper": "--config and --preset exclude each other",
     # right numbers pass
     f"{TRAIN} --val-images None --steps=3 --lr 1e-3 --options a b --holdout 0.3": "patchgen train: No such data",
-    "train {images} --unseen studio --backbone vit_base_patch16_224": "did you mean 'timm:vit_base_patch16_224'?",
+    "train {images} --unseen studio --backbone vit_base_patch16_224 --out {here}": "did you mean 'timm:vit_base_patch16_224'?",
     "train {images} --unseen none --task mdg_gcd --backbone tiny --image-size 56": "--unseen must name one",
     # data
     "doctor ''": "patchgen doctor: DATA is empty",
@@ -72,7 +72,7 @@ CASES = {
     "compare {images} --lr-grid 1e-3 x": "--lr-grid must be a number, got 'x'",
     "compare {images} --unseen studoi": "did you mean 'studio'",
     "compare {images} --folds none": "'none' is not a domain",
-    "doctor {images} --splits {out}.csv --options crctp_fol Fold1": "--options",
+    "doctor {images} --splits {out}.csv --options crctp_fol Fold1": "belong to a benchmark",
     "compare {images} --methods lp lp-ln@maen": "'maen' is neither a pool nor a tuning mode (cls, mean,",
     "compare {images} --methods lp patchgne": "unknown method 'patchgne'; did you mean 'patchgen'?",
     "compare {images} --methods lp patchgen@cls": "pool 'cls' does not fit method 'patchgen'",
@@ -138,7 +138,7 @@ CASES = {
     f"{GROUP} --data nowhere": "give it with `--data`",
     "discover {run} {photos} --out {file}": "--out must be a folder",
     "discover {run} {broken} --out {out}": "none of the 1 images could be read",
-    "diagnose {run} --rankings masc": "has no ranking 'masc'",
+    "diagnose {run} --rankings masc": "no ranking is called 'masc'; did you mean 'mask'?",
     "diagnose {run} --operators blurr": "--operators has no 'blurr'",
     "diagnose {run} --images 1": "--images must be at least 2",
     "diagnose {run} --steps 99": "--steps must be at most the 16 patches",
