@@ -39,7 +39,7 @@ CASES = {
     f"{TRAIN} --config a.yaml --preset paper": "--config and --preset exclude each other",
     # right numbers pass
     f"{TRAIN} --val-images None --steps=3 --lr 1e-3 --options a b --holdout 0.3": "patchgen train: No such data",
-    "train {images} --unseen studio --backbone vit_base_patch16_224 --out {here}": "did you mean 'timm:vit_base_patch16_224'?",
+    "train {images} --unseen studio --out {here} --backbone vit_base_patch16_224": "did you mean 'timm:vit_base",
     "train {images} --unseen none --task mdg_gcd --backbone tiny --image-size 56": "--unseen must name one",
     # data
     "doctor ''": "patchgen doctor: DATA is empty",
@@ -63,7 +63,7 @@ CASES = {
     "oracle write oracle-tny --out {out}": "did you mean 'oracle-tiny'",
     f"{COMPOSE} --correlation high,1,1": "--correlation must be numbers separated by commas, got 'high,1,1'",
     f"{COMPOSE} --correlation 2,1,1": "--correlation must be three shares in [0,1]",
-    f"{COMPOSE} --object 20": "--object must be 32..84 px",
+    f"{COMPOSE} --object 20": "--object must be 32..84, got 20",
     f"{COMPOSE} --per-class 3": "use --per-class 2",
     COMPOSE.replace("{out}", "{images}/composed") + " --per-class 1": "would be read as photographs next time",
     # trainings

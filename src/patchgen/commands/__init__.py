@@ -73,10 +73,10 @@ def parse(
     return made if isinstance(what, type) else made()  # type: ignore[no-any-return]
 
 
-def options_of(command: Callable[..., Any]) -> Callable[..., Any]:
+def options_of(command: Callable[..., Any]) -> Any:
     """What tyro reads: the dataclass `arguments` of a function, or its own signature."""
     takes = "arguments" in inspect.signature(command).parameters
-    return get_type_hints(command)["arguments"] if takes else command  # type: ignore[no-any-return]
+    return get_type_hints(command)["arguments"] if takes else command
 
 
 def refuse_unknown(words: Sequence[str], known: Iterable[str]) -> None:
