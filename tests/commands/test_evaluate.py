@@ -67,7 +67,6 @@ def test_the_files_agree_with_predict(run: RunFolder, image_folder: Path, tmp_pa
     assert found["most_wrong"][0]["selection"].startswith(tuple("0123456789"))
     page = (out / "index.html").read_text()
     assert page.count("data:image/jpeg") == len(found["most_wrong"]) and "selection map, not an annotation" in page
-    assert not re.search(r'(?:src|href)="(?!data:|#)', page) and "<script" not in page and "url(http" not in page
 
 
 def test_trouble_of_every_kind_is_said(tiny_run: MakeRun, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
