@@ -92,6 +92,8 @@ def test_command_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, spec in SUITE.items():
+        monkeypatch.setitem(SUITE, name, replace(spec, per_class=4))
     if " ".join(words) in ONLY_HELP:
         with pytest.raises(SystemExit) as stop:
             main([*words, "--help"])
