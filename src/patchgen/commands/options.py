@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from patchgen.commands import Maybe, check_at_least
+from patchgen.commands import COUNT, Maybe, check_bounds
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
@@ -116,7 +116,7 @@ class EngineOptions:
 
     def check_engine(self) -> None:
         """Check the numbers before any work."""
-        check_at_least(self, workers=1, threads=1)
+        check_bounds(self, workers=COUNT, threads=COUNT)
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: add --engine ray")
 

@@ -25,7 +25,7 @@ from patchgen.common.files import refuse_links, replacing_folder, write_csv, wri
 from patchgen.common.reading import DECODERS
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.slides.annotations import shares
-from patchgen.slides.plan import Plan, PlannedSlide
+from patchgen.slides.plan import PlannedSlide, TilesPlan
 from patchgen.slides.slide import Slide, TileGrid, open_slide
 from patchgen.slides.tissue import Window, find_tiles, tissue_facts
 
@@ -115,7 +115,7 @@ def write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSetti
     return len(rows)
 
 
-def write_summary(out: Path, plan: Plan, failures: Mapping[str, str]) -> dict[str, list[str]]:
+def write_summary(out: Path, plan: TilesPlan, failures: Mapping[str, str]) -> dict[str, list[str]]:
     """Write a row per slide; returns site -> its numbers of slides, of tiles of each class, ambiguous and outside."""
     names = [*plan.classes, AMBIGUOUS, OUTSIDE]
     rows: list[list[str]] = []
