@@ -63,7 +63,7 @@ def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
 
 def reach(values: np.ndarray, variances: Sequence[float] | np.ndarray, level: float) -> float:
     """max(t s, z e) of K values (K,) and the sampling variance of each, with one-sided quantiles of `level`."""
-    from scipy.stats import norm, t
+    from scipy.special import ndtri, stdtrit
 
-    by_sites = float(t.ppf(level, len(values) - 1) * values.std(ddof=1))
-    return max(by_sites, float(norm.ppf(level) * math.sqrt(np.mean(variances))))
+    by_sites = float(stdtrit(len(values) - 1, level) * values.std(ddof=1))
+    return max(by_sites, float(ndtri(level) * math.sqrt(np.mean(variances))))

@@ -181,8 +181,7 @@ class Clock:
         """Announce a training, and do it unless it is finished."""
         finished, note = plan.is_finished(config), ""
         if self.trained:
-            minutes = self.seconds / self.trained * sum(self.work[self.done :]) / 60
-            note = f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
+            note = f"; about {duration(self.seconds / self.trained * sum(self.work[self.done :]))} left"
         title = f"{label_of(config)} {text}" if len(plan.candidates) > 1 else text
         number = f"{self.done + 1} of {len(self.work)}"
         plan.say(f"training {number}: {title}{'; finished earlier' if finished else note}")
