@@ -71,10 +71,3 @@ def test_nothing_is_kept_outside_and_inner_blocks_share_the_outer_one() -> None:
             value()
         value()
     assert len(made) == 3
-
-
-def test_a_value_that_is_out_of_date_is_made_again() -> None:
-    with process_cache():
-        assert cached("kind", 0, lambda: "old") == "old"
-        assert cached("kind", 0, lambda: "new", lambda value: value != "old") == "new"
-        assert cached("kind", 0, lambda: "newer", lambda value: True) == "new"

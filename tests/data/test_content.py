@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,8 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.common.reading import process_cache
 from patchgen.data import content
-from patchgen.data.content import digests, shared_store, shared_table
-from patchgen.data.images import ImageStore
+from patchgen.data.content import digests
 from patchgen.data.table import read_table
 
 WORDS = "--unseen b --method lp --backbone tiny --image-size 28 --steps 2 --batch-per-domain 2 --val-images 2 --quiet"
@@ -73,52 +70,3 @@ def test_a_finished_run_of_other_pixels_is_not_taken_for_this_one(
     for file in folder.rglob("*.bmp"):
         invert(file)
     assert main(words) == 0
-
-
-# A table and a store that runs share
-
-
-@pytest.fixture
-def photos(image_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(image_folder, tmp_path / "photos"))
-
-
-def later(path: Path) -> None:
-    """A time that no clock gives twice."""
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
-
-
-@pytest.mark.parametrize("kind", ["folder", "manifest"])
-def test_a_table_is_read_once_until_it_changes(photos: Path, kind: str) -> None:
-    manifest, cross = photos / "some.csv", photos / "field" / "cross"
-    read_table(photos).to_csv(manifest)
-    data = str(photos if kind == "folder" else manifest)
-    with process_cache():
-        first = shared_table(data, None, {})
-        assert shared_table(data, None, {}) is first
-        (cross / "00.png").rename(cross / "99.png")
-        manifest.write_text(manifest.read_text().replace("field/cross/00.png", "field/cross/99.png"))
-        later(cross if kind == "folder" else manifest)
-        assert shared_table(data, None, {}).paths != first.paths
-    assert shared_table(data, None, {}) is not shared_table(data, None, {})
-
-
-def test_a_store_is_shared_until_a_file_changes(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
-    digest = ImageStore._digest
-    monkeypatch.setattr(ImageStore, "_digest", lambda self, row: hashed.append(row) or digest(self, row))
-    rows, cache = np.arange(4), tmp_path / "cache"
-    with process_cache():
-        table = shared_table(str(photos), None, {})
-        store = shared_store(table, 28, cache, "bilinear")
-        before = store.load(rows).numpy()
-        hashed.clear()
-        store.stain = lambda image: image
-        assert shared_store(table, 28, cache, "bilinear") is store and store.stain is None
-        store.load(rows)
-        assert not hashed
-        Image.new("RGB", (40, 40), "red").save(table.file(2))
-        later(table.file(2))
-        again = shared_store(table, 28, cache, "bilinear").load(rows).numpy()
-        assert shared_store(table, 56, cache, "bilinear") is not store
-    assert (again[2].reshape(3, -1).T == (255, 0, 0)).all() and (again[[0, 1, 3]] == before[[0, 1, 3]]).all()

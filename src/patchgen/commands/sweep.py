@@ -141,14 +141,14 @@ def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: Lau
 def _largest_step(jobs: Sequence[Job]) -> list[str]:
     """Memory and arithmetic of the largest step of runs that leave a domain out."""
     from patchgen.config import Config
-    from patchgen.data.content import shared_table
     from patchgen.diagnose.cost import largest_step
+    from patchgen.sweep.plan import DataSets
     from patchgen.tasks.mdg import leaves_out
 
-    steps = []
+    steps, data = [], DataSets()
     for job in jobs:
         if isinstance(config := job.config, Config):
-            domains = shared_table(config.data, config.benchmark, config.options).domains
+            domains = data.table(config.data, config.benchmark, config.options)[0].domains
             sources = len(domains) - leaves_out(config, domains)
             steps.append((str(job), config, config.batch_per_domain * sources))
     return largest_step(steps)

@@ -3,7 +3,7 @@
 for part, pixels in batches(rows, store.load, 64, tick):              # rows of a table, read a batch at a time
 for part, images in batches(paths, decode_one, 64, tick, each=True):  # files, each decoded on its own
 with process_cache():
-    table = cached("table", key, lambda: read_table(data))            # read once, while the key is the same
+    tokens = cached("tokens", key, compute)                           # computed once, while the key is the same
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def process_cache() -> Iterator[None]:
         _values = None
 
 
-def cached(kind: str, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda value: True) -> T:
-    """The cached value of this kind, if it has this key and `is_current` is true; otherwise a new one."""
+def cached(kind: str, key: Hashable, make: Callable[[], T]) -> T:
+    """The cached value of this kind, if it has this key; otherwise a new one."""
     if _values is None:
         return make()
     known = _values.pop(kind, None)  # frees the old value before a new one is made
-    value: T = known[1] if known is not None and known[0] == key and is_current(known[1]) else make()
+    value: T = known[1] if known is not None and known[0] == key else make()
     _values[kind] = key, value
     return value

@@ -17,9 +17,8 @@ from patchgen.common.files import cache_dir, expanded
 from patchgen.common.machine import use_threads
 from patchgen.common.progress import Progress
 from patchgen.config import PRESETS, Config
-from patchgen.data.content import shared_store
 from patchgen.data.doctor import check_classes
-from patchgen.data.images import BILINEAR
+from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line, visible_folders
 from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.fit import BEST
@@ -121,7 +120,7 @@ def check_readable(plan: Plan) -> None:
     """Decode every labelled image before the first training, once if the cache is on; ValueError lists the bad ones."""
     rows = np.flatnonzero(plan.table.label >= 0)
     cache = cache_dir() if plan.first.cache else None
-    store = shared_store(plan.table, plan.first.image_size, cache, plan.interpolation)
+    store = ImageStore(plan.table.files, plan.first.image_size, cache, interpolation=plan.interpolation)
     with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
         bad = store.unreadable(rows, bar.tick)
     if bad:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.common.machine import use_threads
-from patchgen.config import Config, Settings, config_class
+from patchgen.config import Settings, config_class
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder, WorkFolder
 
@@ -72,12 +72,9 @@ class Job:
 
 
 def _train(job: Job) -> None:
-    from patchgen.data.content import shared_table
     from patchgen.train.lifecycle import train
 
-    config = job.config
-    table = shared_table(config.data, config.benchmark, config.options) if isinstance(config, Config) else None
-    train(config, job.out, table, quiet=job.quiet, track=job.track)
+    train(job.config, job.out, quiet=job.quiet, track=job.track)
 
 
 def _no_op(job: Job) -> None:

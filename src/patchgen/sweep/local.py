@@ -117,7 +117,7 @@ def main() -> NoReturn:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     from patchgen.common.reading import process_cache
 
-    with process_cache():  # reads a table, its images and a backbone's weights once for the runs that share them
+    with process_cache():  # the tokens of frozen blocks are read once for the runs on them
         while True:
             answers.write(perform(read_work(lines.get())) + "\n")
             answers.flush()

@@ -23,7 +23,6 @@ from patchgen.common.files import cache_dir
 from patchgen.common.machine import require_bf16, use_threads
 from patchgen.common.progress import is_first, logger
 from patchgen.config import Config
-from patchgen.data.content import shared_store
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.oracle import true_masks
@@ -149,7 +148,8 @@ class FoldTrainer(Trainer):
     def _images(self) -> ImageStore:
         """Decoded images; stains are fitted on evenly spaced training images, the same on every rank."""
         config, cache = self.config, cache_dir() if self.config.cache else None
-        store = shared_store(self.fold.table, config.image_size, cache, self.model.backbone.interpolation)
+        interpolation = self.model.backbone.interpolation
+        store = ImageStore(self.fold.table.files, config.image_size, cache, interpolation=interpolation)
         if config.stain != "none":
             rows = np.unique(np.concatenate(list(self.fold.train.values())))
             some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
