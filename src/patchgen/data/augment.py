@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ATTEMPTS = 10  # random crops tried before the fallback to the centre
+ATTEMPTS = 10  # random crops tried before the whole image is taken
 LUMA = (0.299, 0.587, 0.114)
 Finish = Callable[[Tensor], Tensor]
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")  # `AugmentDraw.order` holds positions in this tuple
@@ -152,7 +152,7 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
 
 def _boxes(augment: Augment, uniform: Tensor) -> Tensor:
-    """RandomResizedCrop's rule on `uniform` (B,ATTEMPTS,4): the first box that fits a square image, else the centre."""
+    """RandomResizedCrop's rule on `uniform` (B,ATTEMPTS,4): the first box that fits a square image, else all of it."""
     area, shape, left, top = uniform.unbind(-1)  # (B,ATTEMPTS) each
     area = augment.scale[0] + (augment.scale[1] - augment.scale[0]) * area
     low, high = math.log(augment.ratio[0]), math.log(augment.ratio[1])
@@ -161,10 +161,8 @@ def _boxes(augment: Augment, uniform: Tensor) -> Tensor:
     boxes = torch.stack((left * (1 - width), top * (1 - height), width, height), dim=-1)  # (B,ATTEMPTS,4)
     fits = (width <= 1) & (height <= 1)
     first = fits.int().argmax(dim=1)  # (B,)
-    nearest = min(max(1.0, augment.ratio[0]), augment.ratio[1])  # allowed ratio
-    w, h = min(1.0, nearest), min(1.0, 1 / nearest)
-    centre = torch.tensor(((1 - w) / 2, (1 - h) / 2, w, h))
-    return torch.where(fits.any(dim=1, keepdim=True), boxes[torch.arange(len(boxes)), first], centre)
+    whole = torch.tensor((0.0, 0.0, 1.0, 1.0))
+    return torch.where(fits.any(dim=1, keepdim=True), boxes[torch.arange(len(boxes)), first], whole)
 
 
 def _positions(draw: AugmentDraw, size: int) -> tuple[Tensor, Tensor]:
