@@ -16,7 +16,6 @@ import hashlib
 import os
 import shutil
 import struct
-import threading
 import warnings
 import weakref
 import zlib
@@ -144,7 +143,7 @@ class ImageStore:
         self._record = struct.Struct(RECORD + "II" * keep_aspect)
         self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)  # bytes
         self._verified: dict[int, tuple[int, int, int]] = {}  # crc, height, width of rows whose source was hashed here
-        self._writable, self._lock = cache is not None, threading.Lock()
+        self._writable = cache is not None
         self._pixels = self._slots = -1  # file descriptors
         if cache is not None:
             self._open(Path(cache) / "pixels")
@@ -280,9 +279,8 @@ class ImageStore:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
 
     def _stop_writing(self, error: OSError) -> None:
-        with self._lock:
-            first, self._writable = self._writable, False
-        if first:
+        if self._writable:
+            self._writable = False
             warnings.warn(
                 f"the image cache cannot be written ({error}); continuing without it, so images are decoded "
                 "repeatedly: free some space, or choose another cache folder",
