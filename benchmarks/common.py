@@ -31,7 +31,7 @@ def trained_step(method: str, source: str, image_size: int, **settings: Any) -> 
     """A step of a method as in the trainer, on a backbone of its own."""
     config = Config("random", "none", method=method, backbone=source, image_size=image_size, **settings)
     step = make_step(config, place=device())
-    step.optimizer = make_optimizer(step.model, config, step.method)
+    step.optimizer = make_optimizer(step.model, step.method)
     return step
 
 

@@ -197,7 +197,7 @@ class PlainLoop:
     def run(self) -> Classifier:
         method = make_method(self.config)
         self.model = build_model(self.config, method, len(self.fold.classes), lambda _: None)
-        optimizer, source = make_optimizer(self.model, self.config, method), random.Random(self.config.seed)
+        optimizer, source = make_optimizer(self.model, method), random.Random(self.config.seed)
         splits = every_split(self.fold) if self.splits is None else self.splits
         for step in range(self.config.steps):
             images, labels = self._batch(source)

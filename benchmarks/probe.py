@@ -80,7 +80,7 @@ class Probe:
         config = Config("random", "none", method="lp", image_size=image_size, augment=False)
         backbone, method = load_architecture(source, image_size), make_method(config)
         self.model = build_on(backbone, config, method, CLASSES)
-        self.optimizer = make_optimizer(self.model, config, method)
+        self.optimizer = make_optimizer(self.model, method)
         self.reader = Reader(SingleDevice("cpu"), self.model, ImageStore(files, image_size, cache))
         self.rows = np.arange(len(files))
         self.forwards: list[int] = []

@@ -123,7 +123,7 @@ def test_only_steps_before_an_evaluation_look_at_a_batch(
 ) -> None:
     method, model, batch = clip_scene("clip", steps=10, eval_every=4)
     noted: list[tuple[int, dict[str, Tensor]]] = []
-    optimizer = make_optimizer(model, method.config, method)
+    optimizer = make_optimizer(model, method)
     for number in range(10):
         step = Step(method, model, optimizer, lambda: batch, number)
         monkeypatch.setattr(step, "note", lambda values, number=number: noted.append((number, values)))

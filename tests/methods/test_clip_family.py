@@ -35,7 +35,7 @@ Scenes = Callable[..., Any]
 
 
 def step(s: Any, number: int = 0) -> None:
-    plain_step(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), s.batch, number)
+    plain_step(s.method, s.model, make_optimizer(s.model, s.method), s.batch, number)
 
 
 def cosines(s: Any, vectors: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def test_the_network_has_the_published_size_and_start(clip_scene: Scenes) -> Non
     assert 2 * (512 * 512 + 512) + 512 * 16 * 512 + 16 * 512 == 4_727_808  # the published one, by the same rule
     assert all((t == 0.01).all() for name, t in trained.items() if name.endswith("bias"))
     assert all(name.startswith("head.layers.") for name in trained)
-    optimizer = make_optimizer(s.model, s.method.config, s.method)
+    optimizer = make_optimizer(s.model, s.method)
     assert isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0.1
 
 
@@ -210,7 +210,7 @@ def test_the_weights_of_the_average_are_betas() -> None:
 def test_the_average_of_the_way_predicts(clip_scene: Scenes) -> None:
     s = clip_scene("clipood", steps=4, lr=1e-2)
     way = [{name: t.detach().clone() for name, t in trained_tensors(s.model).items()}]
-    optimizer = make_optimizer(s.model, s.method.config, s.method)
+    optimizer = make_optimizer(s.model, s.method)
     assert isinstance(optimizer, torch.optim.AdamW)
     for number in range(4):
         plain_step(s.method, s.model, optimizer, s.batch, number)

@@ -60,7 +60,7 @@ def test_weights_before_and_after_the_change(name: str) -> None:
 @pytest.mark.parametrize("name", ["irm", "vrex", "full+vrex"])
 def test_the_change_comes_once_and_empties_the_optimiser(name: str, scene: Callable[..., Any]) -> None:
     s = scene(name, steps=10, hparams={"anneal": 0.25})
-    optimizer = make_optimizer(s.model, s.method.config, s.method)
+    optimizer = make_optimizer(s.model, s.method)
     ages, full = [], []
     for number in range(5):
         plain_step(s.method, s.model, optimizer, s.batch, number)

@@ -40,7 +40,7 @@ def loss_of(s: Any, model: nn.Module, domain: int, batch: Batch) -> Tensor:
 
 
 def optimiser_of(s: Any, model: Any) -> torch.optim.Adam:
-    return make_optimizer(model, s.method.config)
+    return make_optimizer(model, s.method)
 
 
 def slow_mldg(s: Any, model: Any, optimizer: torch.optim.Adam, batch: Batch, number: int) -> None:

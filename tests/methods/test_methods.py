@@ -307,7 +307,7 @@ def test_two_devices_have_the_gradients_of_one(
 
 def test_a_term_without_gradient_is_refused_by_its_name(scene: Callable[..., Any]) -> None:
     s = scene("patchgen-no-losses")
-    step = Step(s.method, s.model, make_optimizer(s.model, s.method.config), lambda: s.batch)
+    step = Step(s.method, s.model, make_optimizer(s.model, s.method), lambda: s.batch)
     rest = label_probability(s.forward().complementary_logits, s.batch.label)
     with pytest.raises(ValueError, match=r"'patchgen-no-losses'.*'L_rest' has no gradient.*complementary"):
         step.backward(s.method.losses(s.forward(), s.batch) | {"L_rest": rest})

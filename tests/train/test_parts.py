@@ -46,7 +46,7 @@ def made(name: str, **settings: Any) -> tuple[Any, Classifier, torch.optim.Optim
     method.sources = (0, 2)
     torch.manual_seed(0)
     method.setup(model)
-    return method, model, make_optimizer(model, config, method)
+    return method, model, make_optimizer(model, method)
 
 
 def batch() -> Batch:
@@ -141,7 +141,6 @@ def test_auto_is_what_a_gpu_reports_to_fit(
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "miro", "micro_batch": 3}, "micro_batch 3 divides the 8 images .* 'miro' needs them together"),
-    ({"method": "miro", "checkpoint_activations": True}, "checkpoint_activations runs each block twice"),
     ({"accelerator": "tpu"}, "--accelerator must be"),
     ({"data": "nowhere"}, "nowhere"),
     ({"unseen": "nowhere"}, "nowhere"),

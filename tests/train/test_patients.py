@@ -86,14 +86,6 @@ def test_a_run_by_patients_from_end_to_end(manifest: Path, tiny_settings: dict[s
     assert "of 6 patients with one label" in summary and "swad, by patient" in summary
 
 
-def test_a_match_of_outputs_to_classes_has_no_patients(
-    manifest: Path, tiny_settings: dict[str, Any], tmp_path: Path
-) -> None:
-    more = {"task": "mdg_gcd", "known": "circle,cross", "swad": False, "steps": 1}
-    [record] = train(Config(**{**tiny_settings, "data": str(manifest), **more}), tmp_path, quiet=True).records("test")
-    assert "patients" not in record
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_torn_patients_are_those_of_the_runs_own_split(seed: int) -> None:
     group = tuple(f"{domain}{max(image, 1)}" for domain in "abc" for image in range(10))  # one patient has two images

@@ -7,11 +7,13 @@ A checkpoint contains only the trained tensors and the backbone's source and dig
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from patchgen.config import Config
 from patchgen.methods import Method
@@ -75,7 +77,8 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
             "the backbone; leave it out. --micro-batch (unless the method refuses it), --precision bf16-mixed or a "
             "smaller --batch-per-domain save memory too"
         )
-    backbone.checkpoint_activations()
+    for block in backbone.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,13 +60,6 @@ class Backbone(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks; the stages of a convolutional network."""
         return self.model.get_submodule(self.family.blocks)  # type: ignore[no-any-return]
-
-    def checkpoint_activations(self) -> None:
-        """Store only each block's input, and recompute the block in the backward pass: less memory, same gradients."""
-        from torch.utils.checkpoint import checkpoint
-
-        for block in self.blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     @property
     def pixels(self) -> Pixels:
@@ -134,7 +126,11 @@ class Backbone(nn.Module):
 
     def lower(self, images: Tensor) -> Tensor:
         """Normalised images (B,3,H,W) -> the input (B,T,D) of block `tuned_from`, prefix tokens included."""
-        with on_input(self.blocks[self.tuned_from], _stop):
+
+        def stop(hidden: Tensor) -> Tensor:
+            raise _Reached(hidden)
+
+        with on_input(self.blocks[self.tuned_from], stop):
             try:
                 self._hidden(images)
             except _Reached as reached:
@@ -180,10 +176,6 @@ class Backbone(nn.Module):
 
 class _Reached(Exception):
     """Ends a pass before its last blocks; its argument is the hidden state."""
-
-
-def _stop(hidden: Tensor) -> Tensor:
-    raise _Reached(hidden)
 
 
 def load_backbone(

@@ -13,7 +13,6 @@ its tokenizer; timm's have no text tower. The vision tower follows the tuning mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -102,11 +101,7 @@ class ClipText(NamedTuple):
 
 
 def load_text(backbone: Backbone) -> ClipText:
-    """The text tower, tokenizer, projections and scale that belong to a CLIP backbone.
-
-    Raises:
-        ValueError: the backbone is not a CLIP, or its source has no text tower or no tokenizer.
-    """
+    """The text tower, tokenizer, projections and scale that belong to a CLIP backbone."""
     hide_broken_torchvision()
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
@@ -115,7 +110,10 @@ def load_text(backbone: Backbone) -> ClipText:
             f"only CLIP can compare class names with images, and backbone {backbone.source!r} is a "
             f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a complete CLIP"
         )
-    folder = _folder(backbone.source)
+    folder = expanded(backbone.source)
+    if backbone.source in BACKBONES or not folder.is_dir():
+        named = BACKBONES.get(backbone.source)
+        folder = weights.hub_folder(named.hub_id if named else backbone.source, also=TOKENIZER)
     if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
         raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
     try:
@@ -139,27 +137,6 @@ def load_text(backbone: Backbone) -> ClipText:
         )
     tower = TextTower(clip.text_model, clip.text_projection, tokenizer)
     return ClipText(tower, clip.visual_projection, clip.logit_scale)
-
-
-def _folder(source: str) -> Path:
-    """The folder of a backbone's files: a local one, or the hub's cached copy with the tokenizer's files."""
-    path = expanded(source)
-    if source not in BACKBONES and path.is_dir():
-        return path
-    hub_id = BACKBONES[source].hub_id if source in BACKBONES else source
-    folder = weights.hub_folder(hub_id)
-    if any((folder / name).is_file() for name in TOKENIZER):
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER)))
-    except (OSError, HTTPError) as error:
-        raise weights.WeightsError(
-            f"the hub gave no tokenizer of {hub_id!r} ({first_line(error)}); try again with a connection, or give a "
-            "local folder"
-        ) from error
 
 
 class Written(nn.Module):
@@ -195,6 +172,13 @@ class Learned(nn.Module):
         return self._read[1]
 
 
+def _products(features: Tensor, weight: Tensor, scale: Tensor, vectors: Tensor) -> Tensor:
+    """exp(scale) <f, v_c> (B, C) of features (B, D), projected by (E, D) and normalised, and vectors (C, E)."""
+    with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half precision would show
+        image = F.normalize(F.linear(features.float(), weight.float()), dim=-1)
+        return scale.exp() * image @ vectors.T
+
+
 class ClassVectors(nn.Module):
     """Features (B, D) -> exp(scale) * <f, v_c> (B, C), with f the unit image vector and v_c one vector per class.
 
@@ -227,9 +211,7 @@ class ClassVectors(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         weight = self.constants["weight"] if self.weight is None else self.weight
-        with torch.autocast(features.device.type, enabled=False):
-            image = F.normalize(features.float() @ weight.float().T, dim=-1)
-            return self.scale.exp() * image @ self.vectors.T
+        return _products(features, weight, self.scale, self.vectors)
 
 
 class ClipHead(nn.Module):
@@ -244,10 +226,7 @@ class ClipHead(nn.Module):
         self.sentences = sentences
 
     def forward(self, features: Tensor) -> Tensor:
-        sentences = self.sentences().float()
-        with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half precision would show
-            image = F.normalize(self.projection(features.float()), dim=-1)
-            return self.scale.exp() * image @ sentences.T
+        return _products(features, self.projection.weight, self.scale, self.sentences().float())
 
 
 # Sentences of class names

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from patchgen.model.preprocessing import HALF, IMAGENET, Pixels, earlier_pixels,
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 from patchgen.model.vit_files import PICKLED, build_vit, check_sizes, check_tensors, read_fused, read_timm, read_vit
 
-FAMILIES = {name: Family("Vit", layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
+FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
 
 
 class Loaded(NamedTuple):
@@ -40,10 +41,8 @@ class Loaded(NamedTuple):
 def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A network of a family, of another model type of transformers, or of timm, randomly initialised.
 
-    Args:
-        given: Its architecture; fields that a family does not have are ignored.
-        state: The tensors that it will get, all of them. A network much larger than these is refused, and a plain ViT
-            is not initialised.
+    ``state`` has all tensors that it will get: a network much larger than these is refused, and a plain ViT is not
+    initialised.
     """
     if family == timm.MODEL_TYPE:
         return timm.build_timm(given["name"], pretrained=False)
@@ -119,8 +118,8 @@ def read_file(path: Path) -> Loaded:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no weight file {path}") from error
     if any(name.startswith("trunk_output.") for name in state):
-        state = {name: tensor.float() for name, tensor in state.items()}
-        model, state = build("regnet", regnety_architecture(state), state), convert_regnety(state)
+        architecture, state = read_regnety({name: tensor.float() for name, tensor in state.items()})
+        model = build("regnet", architecture, state)
         check_tensors(model, state, f"{path.name} does not fill a RegNetY")
         model.load_state_dict(state)
     else:
@@ -143,42 +142,41 @@ _REGNET_LAYER = {  # torchvision's name, SWAG's where it differs -> transformers
 }  # fmt: skip
 
 
-def convert_regnety(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's or SWAG's RegNetY names -> `RegNetModel`; the classifier (`fc.*`, `head.*`) is dropped."""
+def read_regnety(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The architecture of a RegNetY under torchvision's or SWAG's names, and its tensors under those of `RegNetModel`.
+
+    The classifier (`fc.*`, `head.*`) is dropped.
+    """
     renamed: dict[str, Tensor] = {}
+    depths, grouped, stem = Counter[int](), dict[int, Tensor](), None  # stage -> blocks, a convolution in groups
     for name, tensor in state.items():
-        block, stem = _REGNET_BLOCK.match(name), _REGNET_STEM.match(name)
-        if stem:
-            renamed[f"embedder.embedder.{(_CONV, _NORM)[int(stem[1])]}.{stem[2]}"] = tensor
+        block, first = _REGNET_BLOCK.match(name), _REGNET_STEM.match(name)
+        if first:
+            renamed[f"embedder.embedder.{(_CONV, _NORM)[int(first[1])]}.{first[2]}"] = tensor
+            stem = tensor if tensor.ndim == 4 else stem
         elif block and block[3] in _REGNET_LAYER:
-            layer = f"encoder.stages.{int(block[1]) - 1}.layers.{block[2]}"
-            renamed[f"{layer}.{_REGNET_LAYER[block[3]]}.{block[4]}"] = tensor
+            stage = int(block[1]) - 1
+            renamed[f"encoder.stages.{stage}.layers.{block[2]}.{_REGNET_LAYER[block[3]]}.{block[4]}"] = tensor
+            if block[3] == "f.b.0" and tensor.ndim == 4:
+                depths[stage], grouped[stage] = depths[stage] + 1, tensor
         elif not name.startswith(("fc.", "head.")):
             raise ValueError(
                 f"tensor {name!r} is not part of a RegNetY under torchvision's or SWAG's names; known in a block: "
                 f"{', '.join(_REGNET_LAYER)}. Give a transformers folder (config.json + safetensors) for other models."
             )
-    # the number of batches, which only training statistics use and some files leave out
-    counted = {name.replace("running_mean", "num_batches_tracked") for name in renamed if name.endswith("running_mean")}
-    return {name: torch.tensor(0) for name in counted} | {k: v for k, v in renamed.items() if k not in counted}
-
-
-def regnety_architecture(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Widths, depths and group width of a RegNetY, read from its tensors."""
-    first = {int(match[1]): tensor for name, tensor in state.items()
-             if (match := _REGNET_BLOCK.match(name)) and (match[2], match[3]) == ("0", "f.b.0")}  # fmt: skip
-    places = {(int(match[1]), int(match[2])) for name in state if (match := _REGNET_BLOCK.match(name))}
-    stem = next((tensor for name, tensor in state.items() if _REGNET_STEM.match(name) and tensor.ndim == 4), None)
-    if not first or stem is None or not any(".f.se." in name for name in state):
+    if not grouped or stem is None or not any(".f.se." in name for name in state):
         raise ValueError(
             "a RegNet file must hold a RegNetY (with squeeze and excitation) under torchvision's or SWAG's names: "
             "stem.0.weight and trunk_output.block1.block1-0.f.b.0.weight and their like"
         )
-    stages = sorted(first)
-    return {
+    # the number of batches, which only training statistics use and some files leave out
+    counted = {name.replace("running_mean", "num_batches_tracked") for name in renamed if name.endswith("running_mean")}
+    stages = sorted(grouped)
+    architecture = {
         "embedding_size": stem.shape[0],
-        "hidden_sizes": [first[stage].shape[0] for stage in stages],
-        "depths": [sum(stage == at for at, _ in places) for stage in stages],
-        "groups_width": first[stages[0]].shape[1],  # (out, in / groups, 3, 3)
+        "hidden_sizes": [grouped[stage].shape[0] for stage in stages],
+        "depths": [depths[stage] for stage in stages],
+        "groups_width": grouped[stages[0]].shape[1],  # (out, in / groups, 3, 3)
         "layer_type": "y",
     }
+    return architecture, renamed | {name: torch.tensor(0) for name in counted}

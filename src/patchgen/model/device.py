@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from patchgen.data.augment import send
 
@@ -95,12 +96,7 @@ class _Mixed(nn.Module):
 
 def convert(value: Any, dtype: torch.dtype) -> Any:
     """The floating-point tensors of a nested value in another dtype."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple):
-        parts = [convert(part, dtype) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return {name: convert(part, dtype) for name, part in value.items()} if isinstance(value, dict) else value
+    return tree_map_only(Tensor, lambda part: part.to(dtype) if part.is_floating_point() else part, value)
 
 
 def compile_blocks(

@@ -43,7 +43,6 @@ LONGEST = 1000  # maximum length of a list in a config
 class Family:
     """Where to find the relevant parts of a network."""
 
-    model: str
     blocks: str
     final_norm: str = ""
     convolutional: bool = False
@@ -51,11 +50,11 @@ class Family:
 
 
 CONVOLUTIONAL = {
-    "resnet": Family("ResNetModel", "encoder.stages", convolutional=True),
-    "regnet": Family("RegNetModel", "encoder.stages", convolutional=True),
-    "convnext": Family("ConvNextModel", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
-    "convnextv2": Family("ConvNextV2Model", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
-    "dinov3_convnext": Family("DINOv3ConvNextModel", "model.stages", "layer_norm", convolutional=True),
+    "resnet": Family("encoder.stages", convolutional=True),
+    "regnet": Family("encoder.stages", convolutional=True),
+    "convnext": Family("encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "convnextv2": Family("encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "dinov3_convnext": Family("model.stages", "layer_norm", convolutional=True),
 }
 
 
@@ -186,11 +185,7 @@ def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, d
 
 
 def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
-    """The vision model in a transformers folder with the config.json ``about``, without its unused parts.
-
-    Raises:
-        ValueError: transformers does not know it, its files are damaged, or they do not provide all weights.
-    """
+    """The vision model in a transformers folder with the config.json ``about``, without its unused parts."""
     try:
         config = _config_of(about)
         with quiet_loading(), torch.random.fork_rng(devices=[]):
@@ -225,11 +220,7 @@ def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str,
 
 
 def adopt(model: nn.Module) -> Traits:
-    """Detect the parts of a model and drop those that do not affect its tokens.
-
-    Raises:
-        ValueError: it is neither a known convolutional network nor a vision transformer with a single resolution.
-    """
+    """Detect the parts of a model and drop those that do not affect its tokens."""
     config: Any = model.config
     if config.model_type in CONVOLUTIONAL:
         patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
@@ -248,7 +239,7 @@ def adopt(model: nn.Module) -> Traits:
         raise ValueError(f"the number of prefix tokens of {kind} varies with the image size; it cannot be used")
     applied = [name for name in norms if hidden.shape in outputs[name]]  # to the tokens
     final = applied or [name for name in norms if outputs[name]] or list(norms)
-    family = Family(kind, blocks, final[-1] if final else "", norm_tokens=bool(final) and not applied)
+    family = Family(blocks, final[-1] if final else "", norm_tokens=bool(final) and not applied)
     _drop_unused(model, model.get_submodule(family.final_norm)(hidden) if family.norm_tokens else hidden)
     again, _ = _look(model, dim, patch_size, PROBES[0])
     if again.device.type != "meta" and not torch.equal(again, hidden):

@@ -64,11 +64,7 @@ def earlier_pixels(folder: Path, model_type: str) -> Pixels:
 
 
 def folder_pixels(folder: Path, model_type: str) -> Pixels:
-    """The pixels that a transformers folder specifies.
-
-    Raises:
-        ValueError: a field has an unsupported value; the message names the file and the field.
-    """
+    """The pixels that a transformers folder specifies."""
     file = folder / NESTED
     fields = read_json(file).get("image_processor") if file.is_file() else None
     if not isinstance(fields, dict):

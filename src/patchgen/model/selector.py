@@ -103,7 +103,7 @@ class Selector(nn.Module):
         """Run one small image to check that the mask acts in every later block."""
         side, later = 4 * backbone.patch_size, len(backbone.blocks) - backbone.early_block
         weight = next(backbone.parameters())
-        reading = _Reading(self, torch.arange(16.0, device=weight.device)[None])
+        reading = _Reading(self, None)
         with reading:
             backbone(weight.new_zeros(1, 3, side, side), reading.see)
         if reading.calls != later:
@@ -152,8 +152,7 @@ class _Reading(TorchFunctionMode):
         self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
         calibrated = torch.where(scale > 0, (scale * self.bias + shift).sigmoid(), self.mask)
         self.shown = calibrated if given is None else given
-        # a uniform mask changes nothing; on the meta device no mask has values
-        self.acts = given is None or given.is_meta or bool((given != given[:, :1]).any())
+        self.acts = given is None or bool((given != given[:, :1]).any())  # a uniform mask changes nothing
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -49,11 +49,7 @@ class TimmVit(nn.Module):
 
 
 def build_timm(name: str, *, pretrained: bool) -> TimmVit:
-    """The network `name` of timm, or of a hub as `hf-hub:ORG/NAME`, for images of any size.
-
-    Raises:
-        ValueError: timm cannot be imported, has no such model or cannot get its weights, or it is not a plain ViT.
-    """
+    """The network `name` of timm, or of a hub as `hf-hub:ORG/NAME`, for images of any size."""
     if pretrained:
         require_requests(PREFIX + name)  # timm fetches them itself, and its cache has no index to look into
     timm = import_timm()

@@ -14,7 +14,7 @@ patches. A mask passed by the caller weights the patches in every variant.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from patchgen.model.patchgen import PatchGen, PatchGenOutput
 
-V = TypeVar("V", bound="Variant")
 Grid = tuple[int, int]
 
 
@@ -37,7 +36,7 @@ class Variant(PatchGen):
             delattr(self, part)
 
     @classmethod
-    def of(cls: type[V], whole: PatchGen, refine: str) -> V:
+    def of(cls, whole: PatchGen, refine: str) -> Self:
         """The variant with the initial values of a PatchGen, and the same ``refine``."""
         dim, patches = whole.rho.shape
         variant = cls(dim, patches, grid=whole.grid, num_heads=whole.num_heads, refine=refine)

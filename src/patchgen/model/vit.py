@@ -47,11 +47,7 @@ class VitConfig:
 
     @classmethod
     def read(cls, family: str, given: Mapping[str, Any], where: object) -> VitConfig:
-        """The config of a family from a config.json's fields; those that the family does not have are ignored.
-
-        Raises:
-            ValueError: a field has the wrong type or a value out of its range; `where` starts the message.
-        """
+        """The config of a family from a config.json's fields; those that the family does not have are ignored."""
         defaults = LAYOUTS[family].defaults
         named = {name: _side(value) for name, value in given.items() if name in COMMON or name in defaults}
         config = filled(cls, {"model_type": family, **defaults, **named}, where)

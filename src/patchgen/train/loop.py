@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,52 +65,37 @@ def take_step(step: Step) -> None:
     method.after_step(step.model)
 
 
+@dataclass
 class Step:
-    """A step as `take_step` and a method see it.
+    """A step as `take_step` and a method see it."""
 
-    Args:
-        read: Reads the step's batch.
-        number: The step's number, from 0.
-        network: The model, wrapped for its precision and for several devices; call `forward`, not the model.
-        mask: The mask that replaces the learned one for the images of a batch, if any.
-        values: Receives the named values.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        model: Classifier,
-        optimizer: torch.optim.Optimizer,
-        read: Callable[[], Batch],
-        number: int = 0,
-        *,
-        network: nn.Module | None = None,
-        runtime: Any = None,
-        mask: Callable[[Batch], Tensor | None] = lambda batch: None,
-        values: StepValues | None = None,
-    ) -> None:
-        self.method, self.model, self.optimizer, self.number = method, model, optimizer, number
-        self._read, self._mask, self._values = read, mask, values
-        self._network = model if network is None else network
-        self._runtime: Any = runtime or SingleDevice("cpu")
+    method: Method
+    model: Classifier
+    optimizer: torch.optim.Optimizer
+    read: Callable[[], Batch]  # the step's batch
+    number: int = 0
+    network: nn.Module | None = None  # the model, wrapped for its precision and for several devices
+    runtime: Any = field(default_factory=lambda: SingleDevice("cpu"))
+    mask: Callable[[Batch], Tensor | None] = lambda batch: None  # replaces the learned mask
+    values: StepValues | None = None  # receives the named values
 
     def batch(self) -> Batch:
-        return self.method.blend(self._read())
+        return self.method.blend(self.read())
 
     def forward(self, batch: Batch) -> Output:
         """The network's output for a batch in a training pass."""
-        return self.method.forward(self._network, batch, self._mask(batch))
+        return self.method.forward(self.network or self.model, batch, self.mask(batch))
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, accumulate their gradients, and store their values for the next record."""
         require_gradients(losses, self.method.config.method)
-        self._runtime.backward(torch.stack(list(losses.values())).sum())
+        self.runtime.backward(torch.stack(list(losses.values())).sum())
         self.note(losses | (watched or {}))
 
     def note(self, values: Mapping[str, Tensor]) -> None:
         """Store values for the next record; they are not trained on."""
-        if self._values is not None:
-            self._values.add(values, self.number)
+        if self.values is not None:
+            self.values.add(values, self.number)
 
     def forget(self) -> None:
         """Reset the optimiser state, for example when the objective changes abruptly."""
@@ -117,10 +103,10 @@ class Step:
 
     def apply(self) -> None:
         """The optimiser's step."""
-        if self._runtime.world_size > 1:  # DDP averages the model's gradients, but not the method's
+        if self.runtime.world_size > 1:  # DDP averages the model's gradients, but not the method's
             for parameter in self.method.parameters():
                 if parameter.grad is not None:
-                    parameter.grad = self._runtime.all_reduce(parameter.grad)
+                    parameter.grad = self.runtime.all_reduce(parameter.grad)
         if (longest := self.method.config.clip_gradients) is not None:
             trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, longest)

@@ -9,28 +9,28 @@ import math
 
 import torch
 
-from patchgen.config import Config
 from patchgen.methods import Method
 from patchgen.model.classifier import Classifier
 
 
-def make_optimizer(model: Classifier, config: Config, method: Method | None = None) -> torch.optim.Optimizer:
-    rates = {
-        "head": config.lr,
-        "select": config.lr if config.lr_module is None else config.lr_module,
-        "backbone": config.lr if config.lr_backbone is None else config.lr_backbone,
-    }
+def make_optimizer(model: Classifier, method: Method) -> torch.optim.Optimizer:
+    config = method.config
+    parts = [
+        ("head", model.head, None),
+        ("select", model.select, config.lr_module),
+        ("backbone", model.backbone, config.lr_backbone),
+        *((f"method {i}", module, rate) for i, (module, rate) in enumerate(method.rates())),
+    ]
     groups = []
-    own = [(f"method {i}", module, rate) for i, (module, rate) in enumerate(method.rates())] if method else []
-    for part, module, rate in [*((part, getattr(model, part), rate) for part, rate in rates.items()), *own]:
+    for part, module, own in parts:
         params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
         if params:
+            rate = config.lr if own is None else own
             groups.append({"params": params, "lr": rate, "peak": rate, "name": part})
     groups = groups or [{"params": []}]  # for methods that train nothing
-    kind = config.optimizer or (method or Method).optimizer
+    kind = config.optimizer or method.optimizer
     if kind == "sgd":
-        momentum = (method or Method).momentum
-        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=method.momentum, weight_decay=config.weight_decay)
     make = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
     return make(groups, weight_decay=config.weight_decay)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 from patchgen.methods import Method
 from patchgen.model.classifier import Classifier, Output, trained_tensors
@@ -92,14 +94,10 @@ def in_parts(forward: Callable[..., Output], size: int, images: Tensor, other: T
     """A pass in parts of at most `size` images with the gradients of the whole batch, whatever the loss compares.
 
     Only the outputs of a part are kept: its backward pass computes it again, with the same random numbers.
-
-    Args:
-        other: Second argument of ``forward``, (B, ...) as the images, or None.
+    ``other`` is the second argument of ``forward``, (B, ...) as the images.
     """
     if len(images) <= size:
         return forward(images, other)
-    from torch.utils.checkpoint import checkpoint
-
     parts = images.split(size)
     others = [None] * len(parts) if other is None else other.split(size)
     return joined([checkpoint(forward, *each, use_reentrant=False) for each in zip(parts, others, strict=True)])
@@ -107,10 +105,5 @@ def in_parts(forward: Callable[..., Output], size: int, images: Tensor, other: T
 
 def joined(outs: Sequence[Output]) -> Output:
     """The outputs of parts as one."""
-
-    def join(parts: Sequence[Tensor | None]) -> Any:
-        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
-
-    fields = {name: join([getattr(out, name) for out in outs]) for name in Output._fields if name != "halves"}
-    halves = [out.halves for out in outs if out.halves is not None]
-    return Output(**fields, halves=tuple(map(join, zip(*halves, strict=True))) if halves else None)  # type: ignore[arg-type]
+    joined: Output = tree_map(lambda *parts: None if parts[0] is None else torch.cat(parts), *outs)
+    return joined

@@ -95,13 +95,11 @@ class Swad:
     """
 
     def __init__(self, n_converge: int = 3, n_tolerance: int = 6, ratio: float = 1.3, compat: bool = False) -> None:
-        if n_converge < 1 or n_tolerance < 1:
-            raise ValueError(f"n_converge and n_tolerance must be at least 1, got {n_converge} and {n_tolerance}")
-        if not 1 <= ratio < math.inf:
-            raise ValueError(f"ratio must be at least 1 (the rim over the mean loss; 1.3 is usual), got {ratio}")
-        if compat and n_tolerance < n_converge:
-            raise ValueError(f"compat needs n_tolerance >= n_converge, got {n_tolerance} < {n_converge}")
-        self.rule = {"n_converge": n_converge, "n_tolerance": n_tolerance, "ratio": ratio, "compat": compat}
+        if not (n_converge >= 1 <= ratio < math.inf and n_tolerance >= (n_converge if compat else 1)):
+            raise ValueError(
+                f"SWAD needs n_converge and n_tolerance of at least 1 (compat: n_tolerance >= n_converge) and a finite "
+                f"ratio of at least 1, got {n_converge}, {n_tolerance} and {ratio}"
+            )
         self.n_converge, self.n_tolerance, self.ratio, self.compat = n_converge, n_tolerance, ratio, compat
         self.ended = False  # the valley: nothing further changes the result
         self.above = 0  # evaluations in `_pending`
@@ -128,8 +126,6 @@ class Swad:
             return
         if self._open.count == 0:
             raise ValueError(f"evaluate() at step {step} without an update() since the last evaluation: update first")
-        if step <= self.last_step:
-            raise ValueError(f"evaluations go forward: step {step} came after step {self.last_step}")
         point = {} if self.compat or self.converge_step is not None else _copy(self._latest)
         evaluation = Segment(step, float(loss) if math.isfinite(loss) else math.inf, self._open, point)
         self._open, self._latest, self.last_step = RunningMean(), {}, step
@@ -142,10 +138,8 @@ class Swad:
 
     def result(self) -> SwadResult:
         """The average so far; at the end of training, the result."""
-        if self._open.count == 0 and self.last_step < 0:
-            raise ValueError("SWAD has seen no weights: call update() after every optimiser step")
         if self.last_step < 0:
-            return self._summary(_merged(self._open), 1, self._open.count, "no evaluation: mean over every step")
+            raise ValueError("SWAD has no result before the first evaluation: call evaluate()")
         if self.compat:
             return self._original_result()
         if self.converge_step is None:
@@ -165,7 +159,7 @@ class Swad:
         groups = {slot: mean.tensors for slot, mean in means.items()}
         groups |= {f"point{i}": entry.point for i, entry in enumerate(self._recent)} | {"latest": dict(self._latest)}
         tensors = {f"{slot}/{name}": value for slot, group in groups.items() for name, value in _copy(group).items()}
-        scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS} | {"rule": self.rule}
+        scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
         scalars["counts"] = {slot: mean.count for slot, mean in means.items()}
         scalars["recent"] = [[entry.step, entry.loss if entry.loss < math.inf else None] for entry in self._recent]
         scalars["added"] = [list(span) for span in self._added]
@@ -173,8 +167,6 @@ class Swad:
 
     def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Restore the `state()` of a Swad with the same rule; `tensors` are on the device of the parameters."""
-        if scalars["rule"] != self.rule:
-            raise ValueError(f"this SWAD state belongs to {scalars['rule']}, not to {self.rule}; start a new run")
         groups: dict[str, Tensors] = {}
         for key, value in _copy(tensors).items():
             slot, name = key.split("/", 1)
