@@ -131,9 +131,11 @@ def test_auto_is_what_a_gpu_reports_to_fit(
 
     monkeypatch.setattr(parts, "largest_part", fits)
     monkeypatch.setattr(parts, "has_limit", lambda device: True)
+    monkeypatch.setattr("patchgen.train.lifecycle.other_weights", lambda run, backbone: f"not {backbone['resolved']}")
     settings = {**tiny_settings, "steps": 1, "swad": False, "accelerator": "cpu"}
     run = train(Config(**settings, micro_batch="auto"), tmp_path)
-    assert "micro-batch: 3 of the 8 images" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "micro-batch: 3 of the 8 images" in said and "not tiny architecture" in said
     assert json.loads((run.path / "env.json").read_text())["micro_batch"] == 3
     whole = train(Config(**{**settings, "method": "miro"}, micro_batch="auto"), tmp_path, quiet=True)
     assert json.loads((whole.path / "env.json").read_text())["micro_batch"] == 8  # it needs the batch together

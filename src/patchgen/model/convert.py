@@ -31,7 +31,7 @@ FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS
 class Loaded(NamedTuple):
     """A network, and what is known of it."""
 
-    model: nn.Module
+    model: Any
     pixels: Pixels | None = None  # that it expects; None for those usual for its type
     licence: str = "unknown"
     note: str = ""

@@ -27,9 +27,9 @@ HUB = "hf-hub:"
 class TimmVit(nn.Module):
     """A timm network with the interface of a transformers vision model; its name alone suffices to rebuild it."""
 
-    def __init__(self, net: nn.Module, name: str) -> None:
+    def __init__(self, net: Any, name: str) -> None:
         super().__init__()
-        self.net: Any = net
+        self.net = net
         try:
             sizes = {"hidden_size": int(self.net.num_features), "patch_size": self.net.patch_embed.patch_size,
                      "num_hidden_layers": len(self.net.blocks)}  # fmt: skip

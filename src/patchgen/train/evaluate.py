@@ -132,10 +132,11 @@ class Evaluator:
         """Score rows; on several devices each scores every n-th row."""
         fabric, model, names = self.reader.fabric, self.reader.model, self._names()
         table = torch.zeros(len(rows), self.num_classes + len(names), device=fabric.device)
-        mine, own = (each[fabric.global_rank :: fabric.world_size] for each in (rows, table))
+        share = slice(fabric.global_rank, None, fabric.world_size)
         model.drop.eval()
-        for start in range(0, len(mine), self.batch):
-            part, lines = (each[start : start + self.batch] for each in (mine, own))
+        for start in range(0, len(rows[share]), self.batch):
+            here = slice(start, start + self.batch)
+            part, lines = rows[share][here], table[share][here]
             out = self.outputs(part, self.given_mask(part, mask or self.mask))
             lines[:, : out.logits.shape[1]] = out.logits.float().softmax(1)
             lines[:, self.num_classes :] = torch.stack(self._values(out, part), 1)
