@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import torch
 from torch.multiprocessing import ProcessExitedException
 
-from patchgen.common.reading import process_cache
 from patchgen.config import Config
-from patchgen.data.content import shared_table
 from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, read_predictions
@@ -249,20 +246,6 @@ def test_divergence_names_the_images_of_its_step_and_keeps_the_last_state(
     assert any(name in str(caught.value) for name in seen[at])
     assert load_tensors(run / "checkpoints" / "state.safetensors")[1]["step"] == (2 if before else 0)
     assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not (run / "diverged.json").exists()
-
-
-def test_shared_runs_are_bit_equal_to_runs_alone(tiny_settings: Settings, tmp_path: Path) -> None:
-    """They share what they read."""
-    start = Config(**{**tiny_settings, "steps": 1, "method": "lp-ln"})
-    configs = [start, replace(start, method="patchgen-select"), replace(start, unseen="field")]
-    with process_cache():
-        shared = [
-            train(one, tmp_path / "shared", shared_table(one.data, one.benchmark, one.options), quiet=True)
-            for one in configs
-        ]
-    for config, run in zip(configs, shared, strict=True):
-        alone = train(config, tmp_path / "alone", quiet=True)
-        assert alone.path.name == run.path.name and plain(alone) == plain(run) and same_checkpoints(alone, run)
 
 
 # --deterministic
