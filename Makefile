@@ -31,14 +31,14 @@ test: setup  ## the fast tests, on two cores
 test-slow: setup  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
-test-lowest: setup  ## the core's tests with the lowest versions that pyproject.toml allows, in .venv-lowest
+test-lowest:  ## the core's tests with the lowest versions that pyproject.toml allows, in .venv-lowest
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt torch
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable . pytest hypothesis httpx
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(CORE_TESTS)
 
 # torch stays at the tested version: its newest build can be several GB
-test-newest: setup  ## the same with the newest versions, in .venv-newest; TESTS=tests/model runs a part
+test-newest:  ## the same with the newest versions, in .venv-newest; TESTS=tests/model runs a part
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	grep '^torch==' constraints.txt > .venv-newest/torch.txt
 	.venv-newest/bin/python -m pip install --quiet --constraint .venv-newest/torch.txt torch
