@@ -356,19 +356,19 @@ def examine_machine() -> list[Check]:
             device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
         detail = f"{checks[-1].detail}, {torch.get_num_threads()} threads, device {device}"
         checks[-1] = Check("torch", "pass", detail)
-    if importlib.util.find_spec("torchvision") is not None:  # not needed, but one built for another torch breaks others
-        fix = "uninstall torchvision (not needed, and a broken one breaks transformers)"
-        checks.append(_check_import("torchvision", fix))
+    if importlib.util.find_spec("torchvision") is not None:
+        check = _check_import("torchvision")
+        broken = f"not built for this torch; only timm needs it ({check.detail})" if check.status == "fail" else ""
+        checks.append(finding("torchvision", broken, "pip uninstall torchvision", check.detail))
     present = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
     absent = [name for name in EXTRAS if name not in present]
     extras = f"found: {', '.join(present) or 'none'}; not installed: {', '.join(absent) or 'none'}"
     return [*checks, _check_import("transformers"), Check("extras", "pass", extras)]
 
 
-def _check_import(name: str, fix: str = "") -> Check:
+def _check_import(name: str) -> Check:
     try:
         importlib.import_module(name)
         return Check(name, "pass", importlib.metadata.version(name))
     except Exception as error:  # a half-installed package can raise anything on import
-        fix = f"pip {fix or f'install --force-reinstall {name}'}"
-        return Check(name, "fail", f"{type(error).__name__}: {error}", fix)
+        return Check(name, "fail", f"{type(error).__name__}: {error}", f"pip install --force-reinstall {name}")
