@@ -5,16 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from patchgen.commands import options_of
+from patchgen.commands.options import WeightsOptions
 from patchgen.common.files import cache_dir
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import Prediction, load_predictor
+from patchgen.viewer.library import Library, find_items
 
+LOADING = (
+    "predict",
+    "evaluate",
+    "explain",
+    "embed",
+    "export",
+    "discover",
+    "diagnose",
+    "serve",
+    "slide map",
+    "slide embed",
+)
 OTHERS = ["dinov2-small", "auto", "registry", "timm:hf-hub:someorg/model", "timm:resnet50"]
 
 
@@ -73,6 +89,15 @@ def test_the_user_may_allow_it_or_name_a_copy(
     [image, *_] = sorted((image_folder / "studio").rglob("*.png"))
     [found] = load_predictor(folder, backbone="tiny").predict([image])
     assert isinstance(found, Prediction) and not requests
+    viewed = Library(find_items([folder]), backbone="tiny").predictor("1")
+    assert viewed.classes == load_predictor(folder, backbone="tiny").classes and not requests
     with pytest.raises(ValueError, match="hub"):
         load_predictor(folder, allow_download=True)
     assert requests
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_every_command_has_the_options_that_the_refusal_names(command: str) -> None:
+    name, _, word = command.partition(" ")
+    action = import_module(f"patchgen.commands.{name}").COMMAND
+    assert issubclass(options_of(action[word] if word else action), WeightsOptions)

@@ -11,6 +11,7 @@ import tyro
 
 from patchgen.commands import COUNT, announce, check_bounds, check_file
 from patchgen.commands.inputs import find_images
+from patchgen.commands.options import WeightsOptions
 from patchgen.common.files import check_writable, expanded
 from patchgen.common.text import printable
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ExportArguments:
+class ExportArguments(WeightsOptions):
     """Export a model or run, as ONNX or for QuPath and WSInfer, and compare its outputs with the original's."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -37,8 +38,6 @@ class ExportArguments:
     """Images, folders or patterns for the comparison; generated ones by default."""
     count: int = 32
     """Maximum number of images to compare."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
 
 
 def export_model(arguments: ExportArguments) -> int:
@@ -53,7 +52,7 @@ def export_model(arguments: ExportArguments) -> int:
     else:
         check_folder(target)
     files = find_images(arguments.images)[: arguments.count] if arguments.images else []
-    predictor = load_predictor(arguments.model, arguments.checkpoint)
+    predictor = load_predictor(arguments.model, arguments.checkpoint, **arguments.weights)
     from patchgen.data.inputs import squares
 
     size = predictor.config.image_size

@@ -32,9 +32,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(DeviceOptions):
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
+class WeightsOptions:
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     backbone: Maybe[str] = None
@@ -43,8 +41,18 @@ class ModelOptions(DeviceOptions):
     """Let the model's own settings choose which backbone is downloaded."""
 
     @property
+    def weights(self) -> dict[str, Any]:
+        return {"backbone": self.backbone, "allow_download": self.allow_download}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(WeightsOptions, DeviceOptions):
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
+
+    @property
     def how(self) -> dict[str, Any]:
-        return {**self.device, "backbone": self.backbone, "allow_download": self.allow_download}
+        return {**self.device, **self.weights}
 
     def load(self, images: int | None = None) -> Predictor:
         """The classifier of the model folder or run folder."""

@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 import tyro
 
 from patchgen.commands import announce
-from patchgen.commands.options import DeviceOptions
+from patchgen.commands.options import DeviceOptions, WeightsOptions
 
 CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class ServeArguments(DeviceOptions):
+class ServeArguments(WeightsOptions, DeviceOptions):
     """Open models and runs in the browser: predictions, masks, rankings, models and runs side by side."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUNS...")]
@@ -65,7 +65,8 @@ def serve(arguments: ServeArguments) -> None:
     from patchgen.viewer.guard import HeaderTimeout, Hosts
     from patchgen.viewer.library import Library, find_items
 
-    library = Library(find_items(arguments.folders), arguments.runtime, **arguments.device)
+    how = {"checkpoint": arguments.checkpoint, **arguments.device, **arguments.weights}
+    library = Library(find_items(arguments.folders), arguments.runtime, **how)
     if len(library.items) == 1:  # report a loading error here, not in the browser
         library.predictor(next(iter(library.items)))
     app = create_app(library, Hosts(arguments.host, also=socket.gethostname()))

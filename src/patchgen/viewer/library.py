@@ -107,8 +107,8 @@ def _kind(path: Path) -> Literal["run", "model"] | None:
 class Library:
     """Items by id, and the most recently used models on the chosen runtime, which only one thread loads."""
 
-    def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **device: Any) -> None:
-        self.items, self.runtime, self.device = {item.id: item for item in items}, runtime, device
+    def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **how: Any) -> None:
+        self.items, self.runtime, self.how = {item.id: item for item in items}, runtime, how
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
 
     def item(self, name: str) -> Item:
@@ -123,7 +123,7 @@ class Library:
             while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                 self._loaded.popitem(last=False)
             try:
-                self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=say)
+                self._loaded[name] = load_predictor(item.path, **self.how).use(self.runtime, say=say)
             except UNREADABLE as error:
                 raise ValueError(without_paths(error, item.path)) from error
         self._loaded.move_to_end(name)
