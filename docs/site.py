@@ -26,6 +26,7 @@ PAGES = {  # page of the repository -> its name in the site
     "examples": "examples.md",
 }
 COPIED = ("LICENSE", "CITATION.cff", "constraints.txt")
+BOOST = {"use": 4.0, "results": 0.25}  # folder -> its weight in search: how to do a thing before what was measured
 SHOWN_ELSEWHERE = {new: old for old, new in PAGES.items()}
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(\))")
 
@@ -42,8 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as the site has them."""
+    """Links as the site has them, and the page's weight in search."""
     source = page.file.src_uri
+    page.meta["search"] = {"boost": BOOST.get(source.split("/")[0], 1.0)}
     here = SHOWN_ELSEWHERE.get(source, f"docs/{source}")  # where the text is in the repository
     folder = "" if here == "examples" else posixpath.dirname(here)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from tests.browser import Browser, needs_chromium
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("use/", "study/", "results/")
 PAGES = ("index", "overview", "use/fit", "study/methods", "develop/api", "examples", "results/selection")
 
 
@@ -40,6 +42,9 @@ def test_the_site_is_whole_and_asks_no_other_server(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the site needs patchgen[docs]")
     built = build("-d", str(tmp_path / "site"))
     assert built.returncode == 0, built.stderr
+    entries = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())["docs"]
+    boosts = {folder: {e.get("boost", 1) for e in entries if e["location"].startswith(folder)} for folder in FOLDERS}
+    assert min(boosts["use/"]) > max(boosts["study/"]) and min(boosts["study/"]) > max(boosts["results/"])
     browser = Browser(tmp_path / "profile")
     try:
         for name in PAGES:
