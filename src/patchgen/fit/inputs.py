@@ -50,6 +50,8 @@ def as_data(
         for name, values in columns.items()
         if values is not None
     }
+    if len(set(texts["y"])) == 1:
+        raise ValueError(f"at least two classes are needed, and every label is {texts['y'][0]!r}")
     kind = {"i": "int", "u": "int", "b": "bool"}.get(np.asarray(columns["y"]).dtype.kind)
     return str(_write(images, texts, Path(home))), kind
 
