@@ -19,7 +19,7 @@ from patchgen.predict.predictor import load_predictor
 
 VALUES: list[Any] = [None, True, -1, 0, 10**6, 10**30, 1.5, float("nan"), float("inf"), "", "64", "x" * 200_000, [],
                      [1], [0, 0, 0], {}, {"a": 1}]  # fmt: skip
-SECONDS, BYTES = 20.0, 1 << 30
+SECONDS, BYTES = 10.0, 1 << 30
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

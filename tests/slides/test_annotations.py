@@ -148,5 +148,5 @@ def test_forged_polygons_are_one_sentence(
 
 
 def test_many_equal_polygons_cost_no_more_than_the_limit(file: Path) -> None:
-    written(file, [feature("x", "Polygon", [circle(100)])] * 500)
+    written(file, [feature("x", "Polygon", [circle(100)])] * 2000)
     assert shares([(4000.0, 4000.0, 6000.0, 6000.0)], file) == [({"x": 1.0}, 1.0)]
