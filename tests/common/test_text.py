@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import patchgen
 from patchgen.common.text import did_you_mean, json_text
 
 
@@ -25,3 +28,9 @@ def test_json_has_no_nan() -> None:
     found = json_text({"a": [float("nan"), 1.5, True], "b": (float("-inf"),), "c": {"d": None}}, None)
     assert found == '{"a": [null, 1.5, true], "b": [null], "c": {"d": null}}'
     assert json_text([1]) == "[\n  1\n]"
+
+
+@pytest.mark.parametrize("package", ["commands", "diagnose", "report", "slides", "theory", "viewer"])
+def test_results_are_written_by_it(package: str) -> None:
+    files = Path(patchgen.__file__).parent.glob(f"{package}/*.py")
+    assert not [file.name for file in files if "json.dump" in file.read_text(encoding="utf-8")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from patchgen.commands import announce, require_data
 from patchgen.commands.settings import Layers, configs_of, parse_settings, preset_layers, settings_of, settings_schema
 from patchgen.common.progress import print_once
 from patchgen.common.reading import process_cache
+from patchgen.common.text import json_text
 from patchgen.config import Config
 from patchgen.sweep.recipe import PlannedRun
 
@@ -139,7 +139,7 @@ def _print(
     missing = [job for job in jobs if not job.folder.done]
     scores = read_scores((job.folder, row) for job in jobs if job.folder.done for row in job.rows)
     if options.json:
-        print(json.dumps(list(cells(scores)), indent=2))
+        print(json_text(list(cells(scores))))
     else:
         shown = tuple(dict.fromkeys(options.folds)) or domains
         seeds, swad = len(set(options.seeds)), given.get("swad", True)

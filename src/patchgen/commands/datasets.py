@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json as to_json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from patchgen.commands import print_table
+from patchgen.common.text import json_text
 
 if TYPE_CHECKING:
     from patchgen.data.benchmarks import Benchmark
@@ -28,11 +28,11 @@ def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json
     if name is not None:
         entry = get_benchmark(name)
         facts = dataclasses.asdict(entry) | {"layout": _layout(entry)}
-        print(to_json.dumps(facts, indent=2) if json else _as_text(facts))
+        print(json_text(facts) if json else _as_text(facts))
         return
     rows = [_summary(entry) for entry in BENCHMARKS.values()]
     if json:
-        print(to_json.dumps(rows, indent=2))
+        print(json_text(rows))
     else:
         print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
 

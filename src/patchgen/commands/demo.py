@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as to_json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.text import json_text
 from patchgen.config import Config
 
 DATA = "oracle-shortcut"
@@ -41,7 +41,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         rates = {name: preset[name] for name in ("lr", "lr_module") if name in preset}
         runs[method] = train(replace(base, method=method, **rates), Path(out) / "runs")
     if json:
-        print(to_json.dumps(scores(runs), indent=2))
+        print(json_text(scores(runs)))
     else:
         _print(scores(runs), smoke)
     print(write_page(Path(out) / "index.html", render_page(runs, smoke)).resolve())

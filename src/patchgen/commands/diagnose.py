@@ -54,7 +54,7 @@ def diagnose(arguments: DiagnoseArguments) -> int:
 
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     out = check_folder(arguments.out or Path(arguments.model) / "diagnosis")
-    opened = prepare([arguments.model, *arguments.against], arguments.data, options, **arguments.device)
+    opened = prepare([arguments.model, *arguments.against], arguments.data, options, **arguments.how)
     with Progress("diagnosing", opened.work) as bar:
         diagnosis = examine(opened, bar.say, bar.tick)
     page = diagnosis.write(out)

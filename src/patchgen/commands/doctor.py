@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import tyro
 
 from patchgen.commands import print_table, require_data
 from patchgen.common.files import expanded
+from patchgen.common.text import json_text
 from patchgen.config import SplitRule
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def examine(
     checks = examine_machine() + (_examine_data(data, benchmark, options, decode) if data is not None else [])
     verdict = worst(checks)
     if json:
-        print(to_json.dumps({"worst": verdict, "checks": [asdict(check) for check in checks]}, indent=2))
+        print(json_text({"worst": verdict, "checks": [asdict(check) for check in checks]}))
     else:
         rows = [(check.status.upper(), check.name, check.detail, check.fix) for check in checks]
         print_table(("status", "check", "detail", "fix"), rows, [STYLES[check.status] for check in checks])
@@ -111,7 +111,7 @@ def _write_splits(target: Path, table: Table, splits: Splits, json: bool) -> Non
     counts = {domain: {"in": len(table.rows_of(domain)) - n, "out": n} for domain, n in held.items()}
     if json:
         how = {"rule": splits.rule, "seed": splits.seed, "holdout": splits.holdout}
-        print(to_json.dumps({**how, "counts": counts, "file": str(target)}, indent=2))
+        print(json_text({**how, "counts": counts, "file": str(target)}))
     else:
         rows = [(domain, f"{n['in']:,}", f"{n['out']:,}") for domain, n in counts.items()]
         print_table(("domain", "in", "out"), rows)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from patchgen.commands import COUNT, announce, check_bounds, check_file, check_f
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.options import RuntimeOptions, StrictOptions
 from patchgen.common.files import expanded
-from patchgen.common.text import printable
+from patchgen.common.text import json_text, printable
 from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
     from patchgen.predict.fold_runs import score_ensemble
 
     runs = (arguments.model, *arguments.targets)
-    ensemble = score_ensemble(runs, arguments.data, arguments.checkpoint, **arguments.device)
+    ensemble = score_ensemble(runs, arguments.data, arguments.checkpoint, **arguments.how)
     fold = ensemble.fold
     if out:
         header = ["path", "part", "truth", "label", "confidence", *(f"p_{name}" for name in fold.classes)]
@@ -167,7 +166,7 @@ def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
             "ensemble": {"part": ensemble.part, "whole": ensemble.whole},
             "gain": ensemble.gain,
         }
-        print(to_json.dumps(record, indent=2))
+        print(json_text(record))
     else:
         _print_ensemble(ensemble)
         if out:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from patchgen.commands.settings import (
     settings_of,
     settings_schema,
 )
+from patchgen.common.text import json_text
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.fit import BEST, COMPARED
 from patchgen.train.track import Tracking
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
         if is_first(model.predictor.model.backbone.description) and not options.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
     if options.json:
-        print(json.dumps({"model": str(folder), **_known(model)}, indent=2))
+        print(json_text({"model": str(folder), **_known(model)}))
     else:
         _print(model)
         print(folder)

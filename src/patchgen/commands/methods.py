@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json as to_json
 from importlib import resources
 from typing import Any
+
+from patchgen.common.text import json_text
 
 
 def list_methods(needs: str | None = None, json: bool = False) -> None:
@@ -33,7 +34,7 @@ def list_methods(needs: str | None = None, json: bool = False) -> None:
         if needs is None or needs in method.needs
     ]  # fmt: skip
     if json:
-        print(to_json.dumps(rows, indent=2))
+        print(json_text(rows))
         return
     for row in rows:
         wanted = f"needs {', '.join(row['needs'])}" if row["needs"] else ""

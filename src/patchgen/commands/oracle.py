@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import tyro
 
 from patchgen.commands import print_table, require_data
 from patchgen.common.files import expanded
+from patchgen.common.text import json_text
 
 
 def list_sets(json: bool = False) -> None:
@@ -22,7 +22,7 @@ def list_sets(json: bool = False) -> None:
     from patchgen.data.oracle import SUITE
 
     if json:
-        print(to_json.dumps({name: asdict(spec) for name, spec in SUITE.items()}, indent=2))
+        print(json_text({name: asdict(spec) for name, spec in SUITE.items()}))
         return
     rows = [_summary(name) for name in SUITE]
     print_table(list(rows[0]), [list(map(str, row.values())) for row in rows])

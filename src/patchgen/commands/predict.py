@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
@@ -258,7 +257,7 @@ def _write_part(
     rows = list(predictor.predict([Path(image) for image in images], arguments.batch, tick))
     unreadable = [(str(row.path), row.reason) for row in rows if isinstance(row, Unreadable)]
     lines = [line(row) for row in rows if not isinstance(row, Unreadable)]
-    write_text(result, json.dumps({"lines": lines, "unreadable": unreadable}))
+    write_text(result, json_text({"lines": lines, "unreadable": unreadable}))
 
 
 COMMAND = predict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from patchgen.commands import print_table
-from patchgen.common.text import did_you_mean, duration
+from patchgen.common.text import did_you_mean, duration, json_text
 
 if TYPE_CHECKING:
     from patchgen.runs.find import Description
@@ -30,7 +29,7 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
 
     runs = [describe(run) for run in find_runs(folders)]
     if json:
-        print(to_json.dumps([asdict(run) for run in runs], indent=2))
+        print(json_text([asdict(run) for run in runs]))
     elif runs:
         head = ("run", "state", "method", "data", "unseen", "seed", "accuracy %", "age", "size")
         print_table(head, [_cells(run) for run in runs])
@@ -66,7 +65,7 @@ def diff_runs(
 
     settings = differences(RunFolder.open(one), RunFolder.open(other))
     if json:
-        print(to_json.dumps(settings, indent=2))
+        print(json_text(settings))
     elif settings:
         print_table(("setting", one, other), [(name, str(a), str(b)) for name, (a, b) in settings.items()])
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, print_table
+from patchgen.common.text import json_text
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
 
     failures = {job.run: failure_of(job.folder) for job in jobs}
     if arguments.json:
-        print(json.dumps([_facts(job, failures[job.run]) for job in jobs], indent=2))
+        print(json_text([_facts(job, failures[job.run]) for job in jobs]))
     failed = [(job, failure) for job in jobs if job.state == "failed" and (failure := failures[job.run])]
     for job, failure in failed:
         times = f"{failure.attempts} attempt{'s' * (failure.attempts > 1)}"

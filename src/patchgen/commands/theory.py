@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from patchgen.commands import announce, check_folder, print_table
+from patchgen.common.text import json_text
 
 
 def theory(
@@ -37,7 +37,7 @@ def theory(
     if out is not None:
         write_theory(measured, Path(out))
     if json:
-        print(to_json.dumps(measured, indent=2))
+        print(json_text(measured))
         return
     for title, rows in tables(measured).items():
         print(f"\n{title}")

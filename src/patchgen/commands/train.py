@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from patchgen.ccd.settings import StreamConfig
 from patchgen.commands import Maybe, announce, require_data
 from patchgen.commands.settings import StartOptions, parse_settings, settings_of, settings_schema
+from patchgen.common.text import json_text
 from patchgen.config import Config, Settings, config_class
 from patchgen.train.track import Tracking
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         kinds = {"stage": "stage", "average": "average"} if config.task == "ccd" else {"tests": "test"}
         scores = {name: run.records(kind) for name, kind in kinds.items()}
-        print(json.dumps({"run": str(run.path), **scores}, indent=2))
+        print(json_text({"run": str(run.path), **scores}))
         return 0
     if not options.quiet:
         print((run.path / "summary.md").read_text(), file=sys.stderr)
@@ -74,5 +74,5 @@ def _dry_run(options: TrainOptions, config: Settings) -> int:
     from patchgen.diagnose.cost import cost_lines, measured_costs
 
     cost = measured_costs(config)
-    print(json.dumps(cost, indent=2) if options.json else "\n".join(cost_lines(cost)))
+    print(json_text(cost) if options.json else "\n".join(cost_lines(cost)))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from patchgen.commands import print_table
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, json_text
 
 
 def list_weights(json: bool = False) -> None:
@@ -21,7 +20,7 @@ def list_weights(json: bool = False) -> None:
     """
     rows = list(named_weights().values())
     if json:
-        print(to_json.dumps(rows, indent=2))
+        print(json_text(rows))
     else:
         print_table(list(rows[0]), [[str(value or "") for value in row.values()] for row in rows])
 

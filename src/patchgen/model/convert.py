@@ -146,6 +146,7 @@ def read_regnety(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str,
     """The architecture of a RegNetY under torchvision's or SWAG's names, and its tensors under those of `RegNetModel`.
 
     The classifier (`fc.*`, `head.*`) is dropped.
+    If transformers renames these tensors, `tests/model/test_backbone.py::test_a_regnety_file_...` fails.
     """
     renamed: dict[str, Tensor] = {}
     depths, grouped, stem = Counter[int](), dict[int, Tensor](), None  # stage -> blocks, a convolution in groups

@@ -27,7 +27,7 @@ def describe_estimate(groups: Groups) -> str:
     curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in groups.estimate.curve.items())
     number = groups.estimate.num_classes - known
     return (
-        f"new classes: {number} (an estimate, often off by a few; `--new-classes` sets it)\n"
+        f"new classes: {number} (an estimate, often off by a few; --new-classes sets it)\n"
         f"  known images in the right cluster for each number tried: {curve}"
     )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from PIL import Image
 
 from patchgen.common.files import refuse_links, replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
+from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.slides.annotations import shares
 from patchgen.slides.plan import PlannedSlide, TilesPlan
@@ -72,7 +72,7 @@ def cut_slide(
             _write_tiles(temporary, opened, grid, labelled, rules.tile)
             counts = dict(Counter(name for _, name, _ in tiles))
             facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": counts}
-            write_text(temporary / DESCRIPTION, json.dumps(facts, indent=2) + "\n")
+            write_text(temporary / DESCRIPTION, json_text(facts) + "\n")
 
 
 def description(slide: str, annotation: str | None, label: str, rules: CutSettings) -> dict[str, Any]:

@@ -11,7 +11,6 @@ smoothing, which would suggest a finer resolution.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pandas as pd
 from PIL import Image
 
 from patchgen.common.files import replacing
+from patchgen.common.text import json_text
 from patchgen.draw.overlay import COLOURS, NOTICE, as_picture, panels
 from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.slide import TileGrid
@@ -100,7 +100,7 @@ def write_geojson(path: str | Path, tiles: pd.DataFrame, classes: Sequence[str])
         stream.write('{"type": "FeatureCollection", "features": [')
         for i, row in enumerate(tiles.itertuples(index=False, name=None)):
             tile = dict(zip(tiles.columns, row, strict=True))
-            stream.write(("," if i else "") + "\n" + json.dumps(_feature(tile, classes)))
+            stream.write(("," if i else "") + "\n" + json_text(_feature(tile, classes), None))
         stream.write("\n]}\n")
 
 

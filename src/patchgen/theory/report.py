@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import replacing, write_text
-from patchgen.common.text import markdown
+from patchgen.common.text import json_text, markdown
 from patchgen.draw.plots import PALETTE, new_figure, plain
 
 HEADER = ("s", "result", "quantity", "case", "measured", "bound", "verdict", "tightness")
@@ -52,7 +51,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def write_theory(measured: Mapping[str, Any], out: Path) -> None:
     """Write theory.json, theory.md, theory.png and theory.svg, each atomically."""
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "theory.json", json.dumps(measured, indent=2) + "\n")
+    write_text(out / "theory.json", json_text(measured) + "\n")
     write_text(out / "theory.md", _page(measured))
     picture = _figure(measured["rows"])
     for kind in ("png", "svg"):
