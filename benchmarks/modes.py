@@ -15,7 +15,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -27,21 +27,14 @@ from patchgen.model.device import BACKEND, SingleDevice, compile_blocks
 Precision = Literal["32-true", "bf16-mixed"]
 
 
-class Mode(NamedTuple):
-    """Of a step: its number format, and whether the blocks are compiled."""
-
-    precision: Precision
-    compiled: bool
-
-
 SMALL = {"source": "tiny", "image_size": 28, "batch": 2, "repeats": 1, "backend": "aot_eager"}
 PLAIN = "float32"
-MODES = {
-    PLAIN: Mode("32-true", False),
-    "float32 again": Mode("32-true", False),  # how far from 1 nothing but noise leads
-    "bf16-mixed": Mode("bf16-mixed", False),
-    "compiled": Mode("32-true", True),
-    "compiled, bf16-mixed": Mode("bf16-mixed", True),
+MODES: dict[str, tuple[Precision, bool]] = {  # number format, and whether the blocks are compiled
+    PLAIN: ("32-true", False),
+    "float32 again": ("32-true", False),  # how far from 1 nothing but noise leads
+    "bf16-mixed": ("bf16-mixed", False),
+    "compiled": ("32-true", True),
+    "compiled, bf16-mixed": ("bf16-mixed", True),
 }
 
 
@@ -111,14 +104,14 @@ def _runners(source: str, data: Batch, backend: str) -> dict[str, Runner]:
 
     torch.compiler.reset()
     with fresh_inductor_cache():
-        return {name: _runner(source, data, mode, backend) for name, mode in MODES.items()}
+        return {name: _runner(source, data, *mode, backend) for name, mode in MODES.items()}
 
 
-def _runner(source: str, data: Batch, mode: Mode, backend: str) -> Runner:
+def _runner(source: str, data: Batch, precision: Precision, compiled: bool, backend: str) -> Runner:
     size = data.image.shape[-1]
     step = trained_step(BASELINE, source, size)
-    fabric = SingleDevice(device().type, mode.precision)
-    if not mode.compiled:
+    fabric = SingleDevice(device().type, precision)
+    if not compiled:
         return Runner(step, fabric, None, None)
     said: list[str] = []
     start = time.perf_counter()

@@ -28,7 +28,7 @@ ROWS = """rows:
   - {name: "3.4", method: patchgen, lambda_sim: 0.0, lambda_ms: 0.25}
 """
 SUMS = "rows:\n  - {name: A, method: lp-ln@mean@full}\n  - {name: B, method: miro, hparams.miro: 0.5}\n"
-OWN = {"lambda_ms": 0.25, "lambda_sim": 0.0}
+OWN: dict[str, Any] = {"lambda_ms": 0.25, "lambda_sim": 0.0}
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -49,7 +49,8 @@ def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """One object per run, checkpoint and part, as JSON writes it."""
     for (*_, checkpoint), rows in scores.groupby(["method", "unseen", "seed", "run", "checkpoint"], sort=False):
         run: Any = next(rows.itertuples())  # a named tuple of the columns
-        values = {part: of_part.set_index("metric")["value"].to_dict() for part, of_part in rows.groupby("part")}
+        values: dict[Any, Any] = {part: of_part.set_index("metric")["value"].to_dict()
+                                  for part, of_part in rows.groupby("part")}  # fmt: skip
         images = rows[rows["images"] > 0].groupby("part")["images"].first()
         masks = {name.removeprefix("mask: "): value for name, value in values["all"].items()
                  if name.startswith("mask: ")}  # fmt: skip

@@ -356,7 +356,7 @@ def _read(subject: Subject, rows: np.ndarray, tick: Tick) -> tuple[Patches, Sele
             with model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u)):
                 out = model.classify(tokens)
             given_truth = model.classify(tokens, torch.from_numpy(truth[part]).to(tokens))
-        values = contexts.pop(), out.mask, out.features, given_truth.features
+        values = contexts.pop(), out.selection(), out.features, given_truth.features
         outputs.append([value.double().cpu().numpy() for value in values])
         tick(len(part))
     u, mask, learned, true = map(np.concatenate, zip(*outputs, strict=True))
