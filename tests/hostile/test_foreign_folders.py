@@ -82,20 +82,6 @@ def test_a_model_in_use_does_not_notice_its_file(
         assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.slow
-def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
-    from transformers import ViTConfig, ViTModel
-
-    from patchgen.model.convert import read_folder
-
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
-    ViTModel(ViTConfig(**sizes, patch_size=4, image_size=16)).save_pretrained(tmp_path)
-    model = read_folder(tmp_path).model
-    expected = sum(tensor.double().sum() for tensor in model.state_dict().values())
-    os.truncate(tmp_path / "model.safetensors", 0)
-    assert sum(tensor.double().sum() for tensor in model.state_dict().values()) == expected
-
-
 # Folders that a command continues in
 
 

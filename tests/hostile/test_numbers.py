@@ -50,12 +50,11 @@ def test_forged_slides_cost_a_sentence_each(
     from patchgen.slides import slide
 
     monkeypatch.setattr(slide, "SLIDE_SECONDS", 2.0)
-    forged = [write_empty_slide(tmp_path / "endless.tif", 1_000_000), write_empty_slide(tmp_path / "slow.tif", 60_000)]
-    forged.append(wide(tmp_path / "wide.tif", 1 << 20))
+    forged = [write_empty_slide(tmp_path / "endless.tif", 1_000_000), write_empty_slide(tmp_path / "slow.tif", 60_000),
+              wide(tmp_path / "wide.tif", 1 << 20)]  # fmt: skip
     good = [write_slide(tmp_path / f"good-{i}.tif") for i in range(17)]
-    words = [*map(str, [*forged, *good])]
     assert forged[0].stat().st_size < 125_000
-    words = [*words, "--tile", "64", "--mpp", "0.5"]
+    words = [*map(str, [*forged, *good]), "--tile", "64", "--mpp", "0.5"]
     assert main(["slide", str(fitted_model), *words, "--out", f"{tmp_path}/out"]) == 0
     said = capsys.readouterr().err
     assert "3 of 20 slides could not be read" in said and "Traceback" not in said
@@ -74,9 +73,8 @@ def test_a_crash_inside_openslide_costs_one_slide(
 
     monkeypatch.setattr(slide, "_check_tiles", lambda path, properties: None)
     wide(Path(slides[0]), 1 << 20)
-    assert (
-        main(["slide", str(fitted_model), *slides, "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]) == 0
-    )
+    words = [*slides, "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]
+    assert main(["slide", str(fitted_model), *words]) == 0
     errors = capfd.readouterr().err
     assert "1 of 2 slides" in errors and "crash with exit code -6" in errors and "Traceback" not in errors
     assert (tmp_path / "out" / "good" / "tiles.csv").is_file()
@@ -91,10 +89,9 @@ def test_a_reader_that_hangs_or_dies_is_one_unreadable_slide(slides: list[str]) 
             slide.child.seconds = 1
             assert slide.read((0, 0), (64, 64), (64, 64)).shape == (64, 64, 3)
             slide.child.process.send_signal(number)
+            reason = rf"good.tif: the area at x 0, y 0 cannot be read: .*{reason}"
             for _ in range(2):
-                with pytest.raises(
-                    UnreadableSlide, match=rf"good.tif: the area at x 0, y 0 cannot be read: .*{reason}"
-                ):
+                with pytest.raises(UnreadableSlide, match=reason):
                     slide.read((0, 0), (64, 64), (64, 64))
 
 

@@ -9,6 +9,8 @@ import signal
 import stat
 import subprocess
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,27 @@ def fresh_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_cleaned", set())
 
 
-def test_a_pipe_stays_a_pipe_and_gets_the_content(tmp_path: Path) -> None:
-    pipe, read = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[tuple[Path, list[bytes]]]:
+    """A pipe and what is read from it; it must stay a pipe."""
+    path, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
     reader.start()
-    write_csv(pipe, ["a"], [["1"]])
+    yield path, read
     reader.join(20)
-    assert read == [b"a\n1\n"] and stat.S_ISFIFO(os.lstat(pipe).st_mode) and os.listdir(tmp_path) == ["pipe"]
+    assert len(read) == 1 and stat.S_ISFIFO(os.lstat(path).st_mode)
+
+
+def until_read(read: list[bytes]) -> bytes:
+    while not read:
+        time.sleep(0.01)
+    return read[0]
+
+
+def test_a_pipe_stays_a_pipe_and_gets_the_content(pipe: Any, tmp_path: Path) -> None:
+    write_csv(pipe[0], ["a"], [["1"]])
+    assert until_read(pipe[1]) == b"a\n1\n" and os.listdir(tmp_path) == ["pipe"]
 
 
 def test_every_output_goes_through_the_same_helpers() -> None:
@@ -67,22 +82,20 @@ def test_a_link_to_a_file_is_followed_and_stays(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "real")) == ["a.csv", "b.csv"]
 
 
-def test_predict_writes_into_pipes_and_through_links(tmp_path: Path, tiny_run: Any, image_folder: Path) -> None:
+def test_predict_writes_into_pipes_and_through_links(
+    pipe: Any, tmp_path: Path, tiny_run: Any, image_folder: Path
+) -> None:
     from patchgen.cli import main
 
-    run, image = str(tiny_run("lp").path), str(image_folder / "clinic" / "circle" / "00.png")
-    pipe, read = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
-    reader.start()
-    assert main(["predict", run, image, "--csv", str(pipe)]) == 0
-    reader.join(20)
-    assert read[0].startswith("path,label,confidence") and stat.S_ISFIFO(os.lstat(pipe).st_mode)
+    words = ["predict", str(tiny_run("lp").path), str(image_folder / "clinic" / "circle" / "00.png")]
+    assert main([*words, "--csv", str(pipe[0])]) == 0
     (tmp_path / "target.csv").write_text("old")
     (tmp_path / "link.csv").symlink_to("target.csv")
-    assert main(["predict", run, image, "--csv", str(tmp_path / "link.csv")]) == 0
-    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "target.csv").read_text() == read[0]
-    assert main(["predict", run, image, "--jsonl", "/dev/null"]) == 0
+    assert main([*words, "--csv", str(tmp_path / "link.csv")]) == 0
+    content = until_read(pipe[1])
+    assert content.startswith(b"path,label,confidence") and (tmp_path / "target.csv").read_bytes() == content
+    assert (tmp_path / "link.csv").is_symlink()
+    assert main([*words, "--jsonl", "/dev/null"]) == 0
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark
 from patchgen.data.splits import Splits, write_splits
 from patchgen.data.table import Table, fingerprint
-from patchgen.tasks.metrics import per_class_accuracy, scores
+from patchgen.tasks.metrics import class_counts, scores
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,13 @@ class Fold:
 
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
         """The scores of a test record, from a confusion matrix (true x predicted)."""
-        found: dict[str, Any] = {
-            **scores(confusion, self.positive),
-            "per_class": per_class_accuracy(confusion, self.table.classes),
-        }
+        recall = zip(self.table.classes, class_counts(confusion)["recall"], strict=False)
+        record: dict[str, Any] = {**scores(confusion, self.positive)}
+        record["per_class"] = {name: value for name, value in recall if value is not None}
         if without := self.uncovered:  # once: all rows are counted for it
             rows = ~np.isin(self.table.classes, without)[:, None]
-            found["covered"] = {"without": without, **scores(confusion * rows, self.positive)}
-        return found
+            record["covered"] = {"without": without, **scores(confusion * rows, self.positive)}
+        return record
 
 
 def _group_notes(fold: Fold) -> Iterator[str]:

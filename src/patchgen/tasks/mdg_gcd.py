@@ -90,19 +90,13 @@ def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
     truth = np.where(whole.table.label >= 0, rank[whole.table.label], -1)
     hidden = _hidden(config, whole, truth, len(known))
     revealed = method_class(config.method).labels == "all"
-    return DiscoveryFold(
-        table=whole.table,
-        splits=whole.splits,
-        unseen=whole.unseen,
-        train=whole.train,
-        validation=_validation(config, whole, truth, len(known)),
-        test=whole.test,
-        target=truth if revealed else np.where(hidden, -1, truth),
-        truth=truth,
-        classes=outputs,
-        known=known,
-        unknown=unknown,
-    )
+    changes = {
+        "validation": _validation(config, whole, truth, len(known)),
+        "target": truth if revealed else np.where(hidden, -1, truth),
+        "truth": truth,
+        "classes": outputs,
+    }
+    return DiscoveryFold(**{**vars(whole), **changes}, known=known, unknown=unknown)
 
 
 def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -20,15 +20,6 @@ BINS = 15  # of the expected calibration error
 # Confusion matrices
 
 
-def accuracy(confusion: np.ndarray) -> float:
-    return float(np.trace(confusion) / max(confusion.sum(), 1))
-
-
-def per_class_accuracy(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float]:
-    total = confusion.sum(1)
-    return {name: float(confusion[i, i] / total[i]) for i, name in enumerate(classes) if total[i]}
-
-
 def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
     """Precision, recall, specificity and F1 of each class of a confusion matrix (C, C); None where undefined."""
     hits, true, predicted, total = np.diag(confusion), confusion.sum(1), confusion.sum(0), confusion.sum()
@@ -52,7 +43,7 @@ def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, floa
     counts = class_counts(confusion)
     macro = mean(counts["f1"])
     return {
-        "accuracy": accuracy(confusion),
+        "accuracy": float(np.trace(confusion) / confusion.sum()),
         "balanced_accuracy": mean(counts["recall"]) or 0.0,
         "macro_f1": macro or 0.0,
         "f1": (macro if positive is None else counts["f1"][positive]) or 0.0,
@@ -139,11 +130,8 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> 
 def calibration_error(probabilities: np.ndarray, label: np.ndarray, bins: int = BINS) -> float:
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their images."""
     confidence = probabilities.max(1).astype(float)
-    found = reliability(confidence, probabilities.argmax(1) == label, bins)
-    gaps = [
-        b.images * abs(b.confidence - b.accuracy) for b in found if b.confidence is not None and b.accuracy is not None
-    ]
-    return float(sum(gaps) / len(label))
+    filled = [b for b in reliability(confidence, probabilities.argmax(1) == label, bins) if b.images]
+    return float(sum(b.images * abs(b.confidence - b.accuracy) for b in filled) / len(label))  # type: ignore[operator]
 
 
 def probability_scores(label: np.ndarray, probabilities: np.ndarray) -> dict[str, float | None]:

@@ -183,7 +183,9 @@ def _slide(place: Path, drawn: dict[str, Any]) -> str:
     for _ in range(rng.randint(1, 40) if change == "flip" else 0):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     bad.write_bytes(data[: rng.randrange(len(data))] if change == "cut" else data)
-    code, out, errors = _command("slide", _run_folder(), bad.name, good.name, "--tile", "64", "--out", "out")
+    code, out, errors = _command(
+        "slide", _run_folder(), bad.name, good.name, "--tile", "64", "--mpp", "0.5", "--out", "out"
+    )
     if not (place / "out" / "good" / "tiles.csv").is_file():
         return f"{drawn!r:.300}: the good slide is lost: {errors[-200:]}"
     return _judged(drawn, code, out, errors) or (REFUSED if "could not be" in errors else "")

@@ -17,7 +17,6 @@ import re
 import resource
 import shutil
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from chaos.ground import RUN, Line, words_of
 Try = Callable[[Path, Any], str]  # a folder of its own, an input -> what went wrong, or "" or REFUSED
 REFUSED = "refused"
 AT_ONCE = 25
-SLOWEST, TIMES = 10.0, 3  # seconds of an input; one that took longer is tried alone, and again: a machine may be busy
+SLOWEST = 10.0  # seconds of the processor for an input; what only waits is ended as a hang
 MOST_MEMORY = 3 << 30  # bytes of a process
 
 
@@ -71,7 +70,7 @@ def some_inputs(name: str, kind: Kind, count: int, part: slice, ground: Path, nu
     return line
 
 
-def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line, times: int = TIMES) -> list[str]:
+def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line) -> list[str]:
     """What came of each input; also time and memory are bounded."""
     place = ground / "inputs"
     shutil.rmtree(place, ignore_errors=True)
@@ -84,25 +83,20 @@ def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line, times: i
             os.chdir(place / str(i))
             for name in ("photos", "model", "recipe.yaml", "shapes", "stages.yaml", "backbone", "fitted"):
                 os.symlink(ground / name, name)
-            began, worked = time.monotonic(), _worked()
-            answer = attempt(place / str(i), one)
-            seconds = time.monotonic() - began
-            if os.getloadavg()[0] > (os.cpu_count() or 1) + 1:  # others have the cores: the clock says nothing
-                seconds = min(seconds, _worked() - worked)
+            began = _worked()
+            answer = attempt(place / str(i), one).replace("\n", " | ")
             with open(answers, "a") as file:
-                file.write(f"{seconds:.2f} " + answer.replace("\n", " | ") + "\n")
+                file.write(f"{_worked() - began:.2f} {answer}\n")
 
     ended = run(work, limit=20.0 * len(some) + 60)
-    lines = answers.read_text().split("\n")[:-1] if answers.exists() else []
-    seconds = max((float(text.split(" ", 1)[0]) for text in lines), default=0.0)
-    whole = ended.code == 0 and len(lines) == len(some) and ended.peak <= MOST_MEMORY
-    if len(some) > 1 and not (whole and seconds <= SLOWEST):
+    lines = [text.split(" ", 1) for text in answers.read_text().split("\n")[:-1]] if answers.exists() else []
+    seconds = max((float(text) for text, _ in lines), default=0.0)
+    whole = ended.code == 0 and len(lines) == len(some) and ended.peak <= MOST_MEMORY and seconds <= SLOWEST
+    if len(some) > 1 and not whole:
         return [text for one in some for text in _tried(ground, attempt, [one], line)]
-    if whole and seconds > SLOWEST and times > 1:
-        return _tried(ground, attempt, some, line, times - 1)
     line.slowest, line.peak = max(line.slowest, seconds), max(line.peak, ended.peak)
-    if whole and seconds <= SLOWEST:
-        return [text.split(" ", 1)[1] for text in lines]
+    if whole:
+        return [text for _, text in lines]
     said = problem(ended, codes=(0,)) or f"{seconds:.0f} s and {ended.peak / 2**30:.1f} GB"
     return [f"{some[0]!r:.300}: {said}"]
 
