@@ -19,7 +19,6 @@ from typing import Self
 from patchgen.common.text import duration, printable
 
 SILENCE = 30.0  # seconds after which a file or pipe gets a line, whatever happens
-PLAIN = {"main": "loss"}  # displayed names of values; the terms of a method are in the records
 logger = logging.getLogger("patchgen")
 _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
@@ -138,9 +137,8 @@ class Progress:
             self.say(word)
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Current values that have a plain name, at the end of the bar."""
-        plain = [f"{PLAIN[name]} {value:.3g}" for name, value in values.items() if name in PLAIN]
-        self.bar.update(self.task, note="  ".join(plain))
+        """The current loss, at the end of the bar; the terms of a method are in the records."""
+        self.bar.update(self.task, note=f"loss {values['main']:.3g}" if "main" in values else "")
 
     def say(self, text: str) -> None:
         """A line that stays."""
