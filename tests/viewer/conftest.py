@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forged
 import numpy as np
 import pytest
 from PIL import Image
@@ -23,24 +22,12 @@ def png(seed: int = 0, size: tuple[int, int] = (40, 30)) -> bytes:
     return buffer.getvalue()
 
 
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds next to nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
-    )
-
-
 BAD_FILES = {
     "empty.png": (b"", "empty (0 bytes)"),
     "text.jpg": (b"hello, I am no image", "not an image of a known format"),
     "cut.png": (png()[:900], "truncated"),
-    "huge.png": (png_header(20_000, 5_000), "image too large (20000 x 5000 pixels"),
-    "bomb.png": (png_header(60_000, 60_000), "image too large"),
+    "huge.png": (forged.png(20_000, 5_000, 64), "image too large (20000 x 5000 pixels"),
+    "bomb.png": (forged.png(60_000, 60_000, 64), "image too large"),
     "page.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "not an image"),
     "shell.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image of a known format"),
 }
