@@ -279,20 +279,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"image_size": 112, "steps": 151, "batch_per_domain": 12, "eval_every": 25, "val_images": 100},
     # `fit --quick`: only the LayerNorms of the last third of the blocks are tuned, on stored tokens of the others.
     "quick": {
-        "image_size": 112,
-        "steps": 60,
-        "batch_per_domain": 8,
-        "eval_every": 30,
-        "val_images": 100,
-        "tune": "upper-layernorm",
-        "augment": False,
-        "lr": 3e-3,
-        "lr_backbone": 1e-2,
-        "lr_module": 1e-3,
-        "lr_schedule": "cosine",
+        "image_size": 112, "steps": 60, "batch_per_domain": 8, "eval_every": 30, "val_images": 100, "augment": False,
+        "tune": "upper-layernorm", "lr": 3e-3, "lr_backbone": 1e-2, "lr_module": 1e-3, "lr_schedule": "cosine",
         "precision": "auto",
     },
-}
+}  # fmt: skip
 
 
 def config_class(task: Any) -> type[Settings]:

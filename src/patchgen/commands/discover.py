@@ -41,8 +41,8 @@ class DiscoverArguments(ImageOptions, ModelOptions):
     """No progress."""
 
 
-def _check(arguments: DiscoverArguments, images: int) -> None:
-    """Check before any work what would otherwise fail at its end."""
+def _check(arguments: DiscoverArguments, images: int) -> Path:
+    """The output folder, after checks before any work of what would otherwise fail at its end."""
     check_bounds(arguments, batch=COUNT, new_classes=COUNT, at_most=COUNT)
     for option, value in (("--new-classes", arguments.new_classes), ("--at-most", arguments.at_most)):
         if value is not None and value > images:
@@ -53,7 +53,7 @@ def _check(arguments: DiscoverArguments, images: int) -> None:
         raise ValueError("--at-most limits the estimate, which --new-classes replaces: choose one")
     if arguments.data is not None:
         require_data(arguments.data)
-    check_folder(arguments.out)
+    return check_folder(arguments.out)
 
 
 def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Features, list[str]]:
@@ -77,7 +77,7 @@ def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Fea
 
 def discover(arguments: DiscoverArguments) -> int:
     paths = find_images(arguments.images)
-    _check(arguments, len(paths))
+    out = _check(arguments, len(paths))
     announce(arguments.quiet)
     from patchgen.common.progress import Progress
     from patchgen.predict.discover import calibrated_rule, group_features, read_features
@@ -94,7 +94,7 @@ def discover(arguments: DiscoverArguments) -> int:
         )  # fmt: skip
     rows = discovered.summarise(groups)
     run = f"{Path(arguments.model).resolve().name} ({predictor.config.method})"
-    page = discovered.write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
+    page = discovered.write(groups, rows, f"Images that fit no known class of {run}", out)
     if arguments.json:
         print(json_text(discovered.as_json(groups, rows, page)))
     else:

@@ -142,7 +142,7 @@ def _process(
     arguments.use_threads()
     predictor, digest = arguments.load_model()
     arguments = _with_scale(arguments, predictor)
-    out, units = Path(arguments.out), []
+    out, units = expanded(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
     runtime = arguments.runtime if arguments.alone else arguments.resolved_runtime(predictor)
     for path in slides:
@@ -177,7 +177,7 @@ def map_slides(arguments: SlideArguments) -> int:
 
     finished, failures = _process(arguments, slides, map_slide)
     if finished:
-        page = write_cohort(Path(arguments.out), finished, failures, patients)
+        page = write_cohort(expanded(arguments.out), finished, failures, patients)
         print(f"all slides on one page: {page}", file=sys.stderr)
     return report_slides(failures, len(slides), arguments.strict)
 
@@ -267,7 +267,7 @@ def _load_encoder(source: str, image_size: int, accelerator: Any, precision: Any
 
 
 def embed_slides(arguments: SlideEmbedArguments) -> int:
-    slides, out = arguments.find_slides(), Path(arguments.out)
+    slides, out = arguments.find_slides(), expanded(arguments.out)
     if arguments.runtime not in ("auto", "torch") or not arguments.what:
         raise ValueError("`slide embed` uses torch; leave --runtime out, and name a vector with --what")
     announce()

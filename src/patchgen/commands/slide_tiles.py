@@ -12,6 +12,7 @@ import tyro
 from patchgen.commands import COUNT, POSITIVE, Maybe, check_bounds, check_folder, print_table
 from patchgen.commands.inputs import report_slides
 from patchgen.commands.options import EngineOptions
+from patchgen.common.files import expanded
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _units(arguments: TilesArguments, plan: TilesPlan) -> list[Unit]:
     from patchgen.slides.cut import DESCRIPTION, IMAGES, check_settings, description
     from patchgen.sweep.jobs import Needs, Unit
 
-    out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), []
+    out, needs, units = expanded(arguments.out), Needs(arguments.threads, "cpu"), []
     for slide in plan.slides:
         folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
         check_settings(folder / DESCRIPTION, description(str(slide.path), annotation, slide.label, arguments.settings))
@@ -124,7 +125,7 @@ def cut_tiles(arguments: TilesArguments) -> int:
     )  # fmt: skip
     if not plan.slides:
         raise ValueError("no slide has an annotation or a label; annotations and rows are named like the slides")
-    units, out = _units(arguments, plan), Path(arguments.out)
+    units, out = _units(arguments, plan), expanded(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     failures = arguments.do_units(units, out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from patchgen.commands import announce, check_folder, print_table
@@ -29,13 +28,12 @@ def theory(
         out: Folder for theory.json, theory.md and the figure (PNG and SVG).
     """
     announce()
-    if out is not None:
-        check_folder(out)
+    folder = None if out is None else check_folder(out)
     from patchgen.theory.report import HEADER, SCOPE, tables, write_theory
 
     measured = _measure(run, sizes, images, seed)
-    if out is not None:
-        write_theory(measured, Path(out))
+    if folder is not None:
+        write_theory(measured, folder)
     if json:
         print(json_text(measured))
         return
