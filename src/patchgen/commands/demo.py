@@ -33,7 +33,12 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     spec = suite_spec(DATA)
     print(f"{DATA}: {len(spec.domains)} domains, {spec.unseen!r} unseen; drawing the images", file=sys.stderr)
     suite_folder(DATA)
-    base = _settings(DATA, spec.unseen, backbone, seed, smoke)
+    size: dict[str, Any] = {"backbone": backbone, "steps": 101, "eval_every": 20, "val_images": 60,
+                            "batch_per_domain": 8}  # fmt: skip
+    if smoke:
+        size = {"backbone": "tiny", "steps": 5, "eval_every": 2, "val_images": 8, "batch_per_domain": 4}
+    # small enough for two cores; without augmentation the true masks remain valid
+    base = Config(data=DATA, unseen=spec.unseen, seed=seed, image_size=84, augment=False, **size)
     runs = {}
     for number, method in enumerate(METHODS, 1):
         print(f"run {number} of {len(METHODS)}: {method}", file=sys.stderr)
@@ -45,15 +50,6 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     else:
         _print(scores(runs), smoke)
     print(write_page(Path(out) / "index.html", render_page(runs, smoke)).resolve())
-
-
-def _settings(data: str, unseen: str, backbone: str, seed: int, smoke: bool) -> Config:
-    """Small enough for two cores; no augmentation, so that the true masks remain valid."""
-    size: dict[str, Any] = {"backbone": backbone, "steps": 101, "eval_every": 20, "val_images": 60,
-                            "batch_per_domain": 8}  # fmt: skip
-    if smoke:
-        size = {"backbone": "tiny", "steps": 5, "eval_every": 2, "val_images": 8, "batch_per_domain": 4}
-    return Config(data=data, unseen=unseen, seed=seed, image_size=84, augment=False, **size)
 
 
 def _print(rows: list[dict[str, Any]], smoke: bool) -> None:
