@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import COMMANDS, main
-from patchgen.commands.slide import ACTIONS
+from patchgen.commands.slide import COMMAND as SLIDE
 from patchgen.common.plugins import take_options
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def test_commands_and_options_exist(page: Path) -> None:
     assert commands(page)
     for words in commands(page):
         assert words[0] in COMMANDS, words
-        command = words[:2] if words[0] == "slide" and words[1] in ACTIONS else words[:1]
+        command = words[:2] if words[0] == "slide" and words[1] in SLIDE else words[:1]
         for word in take_options(words[1:])[0]:  # `--plugin` is every command's
             assert not word.startswith("--") or re.search(rf"{word}\b", options(*command)), words
 
