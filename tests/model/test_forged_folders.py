@@ -108,6 +108,16 @@ def test_plain_vits_hold_finite_numbers(kind: str, folder: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("about", "changes", "words"),
     [
+        ({"model_args": {"qk_norm": True}}, {}, "qk_norm True"),
+        ({"model_args": {"act_layer": "quick_gelu"}}, {}, "act_layer 'quick_gelu'"),
+        ({"model_args": {"act_layer": "silu"}}, {}, "act_layer 'silu'"),
+        ({"model_args": {}}, {}, "num_heads into model_args"),
+        ({}, {"norm_pre.weight": (64,)}, "'norm_pre.weight' is not part of a plain ViT"),
+        ({}, {"blocks.0.attn.q_norm.weight": (16,)}, r"q_norm\.weight' is not part"),
+        ({}, {"cls_token": None}, "cls_token not found"),
+        ({}, {"pos_embed": (1, 19, 64)}, "19 position embeddings"),
+        ({}, {"blocks.2.norm2.bias": None}, r"does not fill.*norm2\.bias"),
+        ({}, {"blocks.0.mlp.fc2.weight": (64, 100)}, "feed-forward layers of 256 and 100"),
         ({"architecture": 5}, {}, "plain vision transformer"),
         ({"model_args": {"num_heads": True}}, {}, "num_heads into model_args"),
         ({"model_args": {"num_heads": 5}}, {}, "num_heads into model_args"),

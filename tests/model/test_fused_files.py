@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -135,27 +134,6 @@ def test_a_copied_folder_is_recognised_by_name_and_architecture(
         SMALL, tmp_path / "H0-mini", {"pretrained_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3, "interpolation": "box"}}
     )
     assert load_backbone(str(tmp_path / "H0-mini")).pixels[:3] == ((0.1,) * 3, (0.2,) * 3, "box")
-
-
-@pytest.mark.parametrize(
-    ("about", "changes", "words"),
-    [
-        ({"model_args": {"qk_norm": True}}, {}, "qk_norm True"),
-        ({"model_args": {"act_layer": "quick_gelu"}}, {}, "act_layer 'quick_gelu'"),
-        ({"model_args": {"act_layer": "silu"}}, {}, "act_layer 'silu'"),
-        ({"model_args": {}}, {}, "num_heads into model_args"),
-        ({}, {"norm_pre.weight": (64,)}, "'norm_pre.weight' is not part of a plain ViT"),
-        ({}, {"blocks.0.attn.q_norm.weight": (16,)}, r"q_norm\.weight' is not part"),
-        ({}, {"cls_token": None}, "cls_token not found"),
-        ({}, {"pos_embed": (1, 19, 64)}, "19 position embeddings"),
-        ({}, {"blocks.2.norm2.bias": None}, r"does not fill.*norm2\.bias"),
-        ({}, {"blocks.0.mlp.fc2.weight": (64, 100)}, "feed-forward layers of 256 and 100"),
-    ],
-)
-def test_what_does_not_fit_is_named(about: dict[str, Any], changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write_timm(SMALL, tmp_path, about, changes)
-    with pytest.raises(ValueError, match=rf"(?s){words}"):
-        load_backbone(str(tmp_path))
 
 
 def test_a_pickle_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -81,11 +81,6 @@ class Reader:
         self.memory: dict[int, Tensor] = {}  # features by row; further ones are not stored
         self.room = MEMORY  # bytes
 
-    @property
-    def caches(self) -> bool:
-        """Whether pixels are read once: nothing is trained before the stored tokens, or before the head."""
-        return self.tokens is not None or self.model.reads_frozen
-
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
         if self.tokens is not None:

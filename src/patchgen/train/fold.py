@@ -125,7 +125,8 @@ class FoldTrainer(Trainer):
         augment = AUGMENTATIONS[config.augmentation]() if config.augment else None
         self.batches = DomainBatches(store, fold.target, fold.train, config.batch_per_domain, config.seed, augment)
         self.reader = Reader(fabric, self.model, store, self._tokens(store))
-        self.keeps_features = self.reader.caches and augment is None  # nothing before them can change
+        # features are read once if nothing before them can change
+        self.keeps_features = augment is None and (self.reader.tokens is not None or self.model.reads_frozen)
         self._prepare_model()
         self.micro_batch = self.batch_size if self.keeps_features else images_at_once(self)
         self.optimizer = make_optimizer(self.model, self.method)
@@ -215,10 +216,6 @@ class FoldTrainer(Trainer):
         return truth
 
     # A step
-
-    @property
-    def out_of_patience(self) -> bool:
-        return self.config.patience is not None and self.without_gain >= self.config.patience
 
     def take_step(self, number: int) -> None:
         """Make the step of this number."""

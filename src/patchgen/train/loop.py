@@ -35,7 +35,7 @@ def fit(trainer: FoldTrainer) -> None:
     with Progress(title, config.steps, trainer.start, trainer.quiet) as bar:
         clock = time.monotonic()
         for number in range(trainer.start, config.steps):
-            if trainer.out_of_patience:
+            if config.patience is not None and trainer.without_gain >= config.patience:
                 bar.say(f"stopped before step {number}: {trainer.without_gain} evaluations without a better validation")
                 break
             trainer.take_step(number)
