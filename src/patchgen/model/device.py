@@ -79,6 +79,9 @@ class SingleDevice:
     def barrier(self) -> None:
         pass
 
+    def rank_zero_first(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class _Mixed(nn.Module):
     """Passes of a model under autocast: floats in bfloat16 go in, and float32 comes out."""

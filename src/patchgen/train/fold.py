@@ -162,10 +162,8 @@ class FoldTrainer(Trainer):
         """The stored tokens of the lower blocks, if they are frozen and images are not augmented."""
         if not self.model.reads_hidden or self.batches.augment is not None:
             return None
-        if self.fabric.is_global_zero:
-            stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
-        self.fabric.barrier()  # the other processes read what the first has written
-        return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
+        with self.fabric.rank_zero_first():  # the other processes read what the first has written
+            return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
 
     def _prepare_model(self) -> None:
         """Each part needs the one before: the method may read the mask's start, and its hooks decide the last."""
