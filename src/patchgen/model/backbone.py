@@ -46,7 +46,7 @@ class Backbone(nn.Module):
 
     def __init__(self, loaded: Loaded, source: str, resolved: str) -> None:
         super().__init__()
-        self.model = loaded.model
+        self.model: Any = loaded.model
         self.model_type: str = self.model.config.model_type
         self.source, self.resolved, self.licence, self.note = source, resolved, loaded.licence, loaded.note
         self.expect(loaded.pixels or with_defaults(model_type=self.model_type))
