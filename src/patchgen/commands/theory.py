@@ -14,6 +14,8 @@ def theory(
     sizes: tuple[int, ...] = (1, 4, 12, 36),
     images: int = 400,
     seed: int = 1,
+    backbone: str | None = None,
+    allow_download: bool = False,
     json: bool = False,
     out: str | None = None,
 ) -> None:
@@ -24,6 +26,8 @@ def theory(
         sizes: Numbers s of predictive patches, of 36.
         images: Images for fitting, and as many again for measuring, at each size.
         seed: Seed of images, masks and random signs.
+        backbone: Where the run's backbone is, if it is not where the run says.
+        allow_download: Let the run's own settings choose which backbone is downloaded.
         json: Print JSON instead of tables.
         out: Folder for theory.json, theory.md and the figure (PNG and SVG).
     """
@@ -31,7 +35,7 @@ def theory(
     folder = None if out is None else check_folder(out)
     from patchgen.theory.report import HEADER, SCOPE, tables, write_theory
 
-    measured = _measure(run, sizes, images, seed)
+    measured = _measure(run, sizes, images, seed, backbone=backbone, allow_download=allow_download)
     if folder is not None:
         write_theory(measured, folder)
     if json:
@@ -45,7 +49,7 @@ def theory(
         print(out)
 
 
-def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
+def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int, **how: Any) -> dict[str, Any]:
     """The content of theory.json; `run` is None if none was requested."""
     from patchgen.common.progress import Progress
     from patchgen.theory.measure import check_arguments, measure_oracle, measure_run
@@ -55,7 +59,7 @@ def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> d
     total = check_arguments(sizes, images, seed)
     if run:  # first, so that a wrong folder fails early
         with Progress("theory, run", 2 * images) as bar:
-            trained = measure_run(run, images, bar.advance)
+            trained = measure_run(run, images, bar.advance, **how)
     with Progress("theory", total) as bar:
         measured = measure_oracle(sizes, images, seed, bar.advance)
         bar.say("measured")

@@ -293,7 +293,7 @@ def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int,
 # A trained run
 
 
-def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None) -> dict[str, Any]:
+def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None, **how: Any) -> dict[str, Any]:
     """The same rows on a trained PatchGen run whose data has true masks; its premises are only approximate.
 
     The module is read as G(Phi_m): z_p is u_p, the patch after attention, which has seen every other patch; G is
@@ -306,7 +306,7 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     config = RunFolder.open(run).config
     if config.task != "mdg":
         raise ValueError(f"{run} is a run of task {config.task!r}; give one of task 'mdg'")
-    [subject] = open_subjects([str(run)], None)
+    [subject] = open_subjects([str(run)], None, **how)
     fold, model = subject.fold, subject.model
     if not model.has_mask:
         raise ValueError(f"method {config.method!r} has no mask to examine; give a run of patchgen")
