@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, make_dataclass
+from dataclasses import make_dataclass
 from importlib import import_module
 from typing import Annotated, Any, Literal, Union
 
@@ -48,7 +48,7 @@ def app() -> SubcommandApp:
 def with_words(own: Callable[..., Any] | None, words: Mapping[str, Callable[..., Any]]) -> Any:
     """Words, each with its options, and if possible the options of the command without one."""
     kinds = {word: commands.options_of(action) for word, action in words.items()}
-    if own and is_dataclass(options := commands.options_of(own)):
+    if own and isinstance(options := commands.options_of(own), type):
         field = ("word", Union[tuple(Annotated[kind, subcommand(word)] for word, kind in kinds.items())])  # noqa: UP007
         return make_dataclass(own.__name__, [field], bases=(options,), frozen=True, kw_only=True)
     nested = SubcommandApp()
