@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,8 @@ def test_finished_runs_are_skipped(
     assert main(words(image_folder, runs, "--details")) == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out
-    assert (
-        text.count("| method ") == 6 and "are missing" not in text
-    )  # 2 checkpoints x 2 parts, other scores, validation
+    # 2 checkpoints x 2 parts, other scores, validation
+    assert text.count("| method ") == 6 and "are missing" not in text
     assert "balanced accuracy" in text.partition("Other scores")[2]
 
 
@@ -119,22 +119,7 @@ def test_a_failed_run_does_not_stop_the_others(
 
 
 def test_jobs_are_fold_by_fold_under_identical_settings() -> None:
-    words = [
-        "photos",
-        "--methods",
-        "lp",
-        "lp-ln@mean",
-        "--seeds",
-        "1",
-        "2",
-        "--lr-grid",
-        "0.1",
-        "0.2",
-        "--lr-backbone",
-        "0.5",
-        "--steps",
-        "7",
-    ]
+    words = shlex.split("photos --methods lp lp-ln@mean --seeds 1 2 --lr-grid 0.1 0.2 --lr-backbone 0.5 --steps 7")
     jobs: list[Any] = list(planned_runs(*parsed(words), ("art", "photo")))
     order = [(j.config.unseen, j.config.seed, j.row, j.config.lr) for j in jobs]
     wanted = [

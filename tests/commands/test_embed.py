@@ -31,9 +31,7 @@ def test_a_folder_of_domains_becomes_rows_with_names(run: str, image_folder: Pat
     assert main(["embed", run, str(image_folder), "--out", str(file), "--what", "features", "cls", "mean"]) == 0
     found = np.load(file, allow_pickle=False)
     assert set(found) == {"path", "domain", "label", "features", "cls", "mean"}
-    assert all(
-        found[name].shape == (90, 64) and found[name].dtype == np.float32 for name in ("features", "cls", "mean")
-    )
+    assert all((found[name].shape, found[name].dtype) == ((90, 64), np.float32) for name in ("features", "cls", "mean"))
     predictor = load_run(run)
     for row in (0, 57, 89):
         image = Path(str(found["path"][row]))

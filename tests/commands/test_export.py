@@ -83,9 +83,7 @@ def test_a_file_that_answers_otherwise_is_not_left(
 ) -> None:
     monkeypatch.setattr(export_module, "write_graph", lambda *words: shutil.copy(exported, words[-1]))
     (tmp_path / "model.onnx").write_text("an older file")
-    with pytest.raises(
-        ValueError, match="differ from the model's .probabilities by .*, allowed"
-    ):  # another temperature
+    with pytest.raises(ValueError, match="differ from the model's .probabilities by .*, allowed"):  # by temperature
         export(load_predictor(tiny_run().path), tmp_path / "model.onnx", drawn_images(2, 56))
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
     assert (tmp_path / "model.onnx").read_text() == "an older file"
@@ -100,9 +98,8 @@ def test_what_is_allowed_is_the_networks_own_rounding(predictor: Predictor, monk
 
     def verified(gap: float, rounding: float) -> float:
         monkeypatch.setattr(export_module, "_float32_noise", lambda *_: {"mask": rounding})
-        return export_module._verified(predictor, images, lambda _: {"mask": truth.mask[None] + gap}, "it")[
-            "mask"
-        ].allowed
+        outputs = {"mask": truth.mask[None] + gap}
+        return export_module._verified(predictor, images, lambda _: outputs, "it")["mask"].allowed
 
     assert verified(1e-4, 1e-5) == 2e-4
     for gap, rounding in ((1e-3, 1e-5), (0.02, 1.0), (float("nan"), 0.0)):  # never a percent, and nan is far

@@ -40,10 +40,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(image_folder: Path, home: Path) -> Path:
-    assert (
-        main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP, *ALONE])
-        == 0
-    )
+    words = ["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP, *ALONE]
+    assert main(words) == 0
     return home / "model"
 
 
