@@ -62,18 +62,13 @@ def changed(folder: Path, target: Path, facts: dict[str, Any], change: Callable[
         {"num_hidden_layers": 1_000_000}, {"num_hidden_layers": 0}, {"num_hidden_layers": 3}, {"hidden_size": 16_384},
         {"hidden_size": "64"}, {"hidden_size": 31}, {"num_attention_heads": 0}, {"num_attention_heads": -2},
         {"layer_norm_eps": -1}, {"layer_norm_eps": float("nan")}, {"layer_norm_eps": 1e38}, {"hidden_act": "odd"},
-        {"patch_size": 0}, {"patch_size": 1e400}, {"patch_size": [8, 4]},
+        {"patch_size": 0}, {"patch_size": 1e400}, {"patch_size": [8, 4]}, {"image_size": 16_384},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_forged_config_is_refused(facts: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     with refused_cheaply():
         load_backbone(changed(folder, tmp_path, facts))
-
-
-def test_a_forged_image_size_allocates_nothing(folder: Path, tmp_path: Path) -> None:
-    with refused_cheaply():
-        load_backbone(changed(folder, tmp_path, {"image_size": 16_384}))
 
 
 def widen(state: State) -> None:

@@ -98,11 +98,6 @@ def test_outputs_and_all_gradients_equal_the_slow_version(refine: str) -> None:
         )
 
 
-def test_checkpoint_keys_are_the_documented_parts() -> None:
-    parts = {name.split(".")[0] for name in PatchGen(128, 16).state_dict()}
-    assert parts == {"qkv", "out", "log_temperature", "rho", "gate", "refine"}
-
-
 @pytest.mark.parametrize(("dim", "heads"), [(384, 6), (192, 3), (100, 2), (768, 12), (1024, 16), (32, 1), (67, 67)])
 def test_heads_are_dim_over_64_or_the_widest_divisor_below(dim: int, heads: int) -> None:
     assert default_heads(dim) == heads
