@@ -16,6 +16,7 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.data.oracle import SUITE, Oracle
+from patchgen.draw import plots
 from tests.browser import Browser, needs_chromium
 
 pytestmark = needs_chromium
@@ -40,11 +41,13 @@ def pages(
         ["evaluate", masked, str(image_folder), "--out", str(out / "evaluate"), "--resamples", "0"],
         ["discover", run, str(image_folder / "studio"), "--out", str(out / "discover"), "--new-classes", "2"],
         ["diagnose", str(known["patchgen"].path), "--against", str(known["lp-ln"].path), "--images", "4",
-         "--operators", "mean", "--projection", "pca", "--out", str(out / "diagnose")],
+         "--steps", "2", "--operators", "mean", "--projection", "pca", "--out", str(out / "diagnose")],
         ["report", str(Path(run).parent), "--out", str(out / "report"), "--quiet"],
     ]  # fmt: skip
-    for line in words:
-        assert main(line) == 0, line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 50)  # drawing takes most of the time
+        for line in words:
+            assert main(line) == 0, line
     from patchgen.pages.page import write_page
     from patchgen.report.demo import render_page
 
