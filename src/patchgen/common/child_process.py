@@ -82,7 +82,7 @@ class Child:
     Args:
         module: The module that the child runs.
         seconds: Timeout of one answer; the child is then terminated.
-        total: Limit in seconds for all answers together; `allow` raises it.
+        total: Limit in seconds for all answers together; it may be raised.
     """
 
     def __init__(self, module: str, seconds: float, total: float = math.inf) -> None:
@@ -112,10 +112,6 @@ class Child:
         if "error" in answer:
             raise ChildError(answer["error"])
         return answer, found
-
-    def allow(self, seconds: float) -> None:
-        """Allow more time in all."""
-        self.total += seconds
 
     def close(self) -> None:
         """End the child."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conftest import write_images
 from PIL import Image
 
 from chaos.children import command, run, warm
 
-DOMAINS, CLASSES = ("clinic", "field", "studio"), ("circle", "cross", "square")
+PER_CLASS = 5  # images of a class in a domain
 RUN: dict[str, Any] = {
     "unseen": "studio", "backbone": "tiny", "image_size": 28, "steps": 13, "eval_every": 3, "batch_per_domain": 2,
     "val_images": 4, "lr": 1e-3, "swad": True, "threads": 1, "accelerator": "cpu",
@@ -59,7 +60,7 @@ def prepare(ground: Path) -> None:
     os.environ["PATCHGEN_CACHE"] = str(ground / "cache")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[3] / "src")  # of a sweep's workers
     os.chdir(ground)
-    photos = write_photos(ground / "photos")
+    photos = write_images(ground / "photos", PER_CLASS)
     write_stream(ground / "shapes")
     shared = {**RUN, "swad": "false", "method": "lp", "data": photos}
     lines = [f"{name}: {value}" for name, value in shared.items()]
@@ -74,26 +75,6 @@ def prepare(ground: Path) -> None:
         out = ["--runs", str(ground / "fitted" / "runs"), "--out", str(ground / "fitted" / name)]
         need("fitted model", command(*words, *out))
     shutil.copytree(ground / "fitted" / "older", ground / "fitted" / "before" / "model")
-
-
-def draw(label: int, rng: np.random.Generator, size: int = 24) -> np.ndarray:
-    """(size, size, 3) uint8: a bright disc, cross or square on dim noise."""
-    image = rng.integers(0, 60, (size, size, 3))
-    y, x = np.mgrid[:size, :size] - rng.integers(8, size - 8, 2)[:, None, None]
-    inside = (x**2 + y**2 < 40, (abs(x) < 2) | (abs(y) < 2), (abs(x) < 6) & (abs(y) < 6))[label]
-    image[inside] += rng.integers(120, 190, 3)
-    return image.astype(np.uint8)
-
-
-def write_photos(root: Path, per_class: int = 5) -> Path:
-    """`domain/class/*.png`."""
-    for d, domain in enumerate(DOMAINS):
-        rng = np.random.default_rng(d)
-        for label, name in enumerate(CLASSES):
-            (root / domain / name).mkdir(parents=True)
-            for i in range(per_class):
-                Image.fromarray(draw(label, rng)).save(root / domain / name / f"{i:02d}.png")
-    return root
 
 
 def write_stream(root: Path) -> Path:

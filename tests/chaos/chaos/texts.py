@@ -9,9 +9,10 @@ import dataclasses
 import string
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from conftest import CLASSES, DOMAINS
 from hypothesis import strategies as st
 
-from chaos.ground import CLASSES, DOMAINS, RUN, STREAM
+from chaos.ground import PER_CLASS, RUN, STREAM
 from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
 
@@ -117,7 +118,7 @@ cell = st.one_of(
 
 
 def _right_rows(count: int) -> list[list[str]]:
-    names = [(d, c, i) for d in DOMAINS for c in CLASSES for i in range(5)]
+    names = [(d, c, i) for d in DOMAINS for c in CLASSES for i in range(PER_CLASS)]
     return [[f"photos/{d}/{c}/{i:02d}.png", d, c, f"p{i}"] for d, c, i in names][:count]
 
 
