@@ -50,7 +50,7 @@ def with_words(own: Callable[..., Any] | None, words: Mapping[str, Callable[...,
     kinds = {word: commands.options_of(action) for word, action in words.items()}
     if own and isinstance(options := commands.options_of(own), type):
         field = ("word", Union[tuple(Annotated[kind, subcommand(word)] for word, kind in kinds.items())])  # noqa: UP007
-        return make_dataclass(own.__name__, [field], bases=(options,), frozen=True, kw_only=True)
+        return make_dataclass(own.__name__, [field], bases=(options,), frozen=True, kw_only=True)  # type: ignore[arg-type]
     nested = SubcommandApp()
     for word, kind in kinds.items():
         nested.command(kind, name=word)
