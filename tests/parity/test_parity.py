@@ -205,7 +205,7 @@ def _simgcd_terms() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Terms of epoch 2 of a warm-up of 4 epochs, on given projections and logits."""
     inputs = {"proj": wave(8, 5, k=1.23).requires_grad_(), "logits": (0.5 * wave(8, 4, k=0.81)).requires_grad_()}
     model: Any = SimpleNamespace(
-        project=lambda features: F.normalize(inputs["proj"], dim=1), classify=lambda features, count: inputs["logits"]
+        head=lambda features: F.normalize(inputs["proj"], dim=1), classify=lambda features, count: inputs["logits"]
     )
     method = make_stream_method(StreamConfig("x", method="simgcd", warm_up=4, entropy_weight=4.0))
     label = torch.tensor([0, 1, 1, 0]).repeat(2)
