@@ -108,7 +108,7 @@ class Settings:
         Raises:
             ValueError: its first word is the setting.
         """
-        for name, hint in _hints(type(self)).items():
+        for name, hint in _hints(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if rule := broken_rule(value, hint):
                 raise ValueError(f"{name} must be {rule}, not {shortly(value)}{_fix(value, hint)}")
