@@ -208,7 +208,9 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self.folds_: list[dict[str, Any]] = about["folds"]
         self.calibration_: dict[str, Any] = about["calibration"]
         self.temperature_ = model.predictor.confidence.temperature
-        expected = {n: tuple(v) if isinstance(v, list) else v for n, v in (about["expected"] or {}).items()}
+        expected: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in (about["expected"] or {}).items()
+        }
         self.expected_accuracy_ = Expected(**expected) if expected else None
 
     @property
