@@ -153,7 +153,7 @@ def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: Ma
         ([""], "DATA is empty"),
         (["RUN", "nowhere"], "no run folder"),
         (["RUN", "--checkpoint", "swad"], "swad needs a finished run"),
-        (["RUN", "--out", "found.txt"], "--out must name a .csv file"),
+        (["RUN", "--out", "found.txt"], "--out must be a file that ends in .csv"),
         (["RUN", "--out", "no/x.csv"], "make it first"),
     ],
 )

@@ -84,7 +84,7 @@ def test_batches_keep_order_and_broken_files_keep_their_place(
     whole = list(predictor.predict(paths, batch=64))
     for wrong, message in (({"paths": [], "batch": 0}, "at least 1"), ({"paths": "photo.png"}, r"put it in \[...\]")):
         with pytest.raises(ValueError, match=message):
-            predictor.predict(**wrong)  # type: ignore[arg-type]
+            list(predictor.predict(**wrong))  # type: ignore[arg-type]
     counts: list[int] = []
     parts = list(predictor.predict(paths, batch=2, tick=counts.append))
     assert [type(p) for p in parts] == [Unreadable, Prediction, Unreadable, Prediction, Prediction, *[Unreadable] * 2]
