@@ -246,3 +246,17 @@ def test_the_pairs_are_those_of_a_slow_comparison() -> None:
     apart = np.unpackbits((hashes[:, None] ^ hashes[None]).view(np.uint8), axis=2).sum(2)
     slow = [(i, j) for i in range(300) for j in range(i + 1, 300) if apart[i, j] <= DISTANCE and domain[i] != domain[j]]
     assert similar_pairs(hashes, domain) == slow and 3 < len(slow) < 9
+
+
+def test_processes_and_threads_find_the_same(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [*sorted(image_folder.rglob("*.png"))[:20], tmp_path / "broken.png"]
+    files[-1].write_text("no image")
+    threads = list(doctor.inspect_files(files, True, None))
+    monkeypatch.setattr(doctor, "MANY", 1)
+    monkeypatch.setattr(doctor, "available_cores", lambda: 2)
+    for one, other in zip(threads, doctor.inspect_files(files, True, None), strict=True):
+        assert (one.digest, one.size, one.error) == (other.digest, other.size, other.error)
+        assert (one.look is None) == (other.look is None) and np.array_equal(one.look, other.look)
+    assert threads[-1].error

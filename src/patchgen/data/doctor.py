@@ -15,15 +15,18 @@ import sys
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
+from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.machine import available_cores
 from patchgen.data.benchmarks import BENCHMARKS
@@ -40,6 +43,7 @@ TINY_CLASS = 5  # with fewer images, a 20 % hold-out has none on average
 TINY_SIDE = 8  # smallest shorter side in pixels
 OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
+MANY = 2000  # files: with fewer, starting processes takes longer
 CHUNK = 512  # files that wait at a time: a large set makes no large queue
 LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
 EXTRAS = (  # one package per extra, checked by tests/data/test_doctor.py
@@ -202,10 +206,15 @@ class FileFacts:
 def inspect_files(
     files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
 ) -> Iterator[FileFacts]:
-    """Facts of every file, in order."""
-    with ThreadPoolExecutor(available_cores()) as pool:
+    """Facts of every file, in order; many are decoded in processes, because threads wait for one another."""
+    with ExitStack() as stack:
+        if decode and len(files) >= MANY and available_cores() > 1:
+            stack.enter_context(safe_children())
+            pool: Executor = stack.enter_context(ProcessPoolExecutor(available_cores(), get_context("spawn")))
+        else:
+            pool = stack.enter_context(ThreadPoolExecutor(available_cores()))
         for start in range(0, len(files), CHUNK):
-            part = pool.map(partial(_inspect, decode=decode), files[start : start + CHUNK])
+            part = pool.map(partial(_inspect, decode=decode), files[start : start + CHUNK], chunksize=16)
             for done, facts in enumerate(part, start + 1):
                 yield facts
                 if progress is not None:

@@ -29,6 +29,7 @@ from patchgen.methods.build import load_trained
 from patchgen.model.classifier import Output
 from patchgen.model.selector import Selector, log_of, relative
 from patchgen.runs.tensors import Predictions, load_tensors, save_predictions
+from patchgen.tasks.mdg import at_most
 from patchgen.tasks.metrics import probability_scores
 from patchgen.train.evaluate import UNCALIBRATED, mask_record, patient_scores
 from patchgen.train.summary import summarize
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 UNTRAINED = "untrained"  # the checkpoint of the start, and the prefix of its figures in the test records
 LEVEL_IMAGES, LEVEL_BATCH = 240, 60  # of source validation, for the level
+CONTROLS = 500  # maximum number of images of a part
 LOWER = (0.0, -0.5, -1.0, -2.0, -3.0)  # thresholds of log r to try, in this order
 FLAT = 1e-2  # below this standard deviation of log r there is no selection: every patch is read
 EVERYTHING = (1.0, 10.0)  # the level at which all patches are displayed as selected
@@ -66,13 +68,14 @@ def close_run(trainer: FoldTrainer) -> None:
 
 
 def _untrained_mask(trainer: FoldTrainer) -> dict[str, float]:
-    """The mask figures before any step, which say how much training has added; empty without a mask to compare."""
+    """The mask figures before any step, on some images: what training has added; empty without a mask to compare."""
     start = trainer.run.checkpoint(UNTRAINED)
     if not (start.exists() and trainer.fold.test and trainer.model.has_mask and trainer.method.mask == "learned"):
         return {}
     _load(trainer, load_tensors(start)[0])
     trainer.fabric.barrier()
-    parts = {part: trainer.evaluate(rows) for part, rows in trainer.fold.test.items() if len(rows)}
+    some = {part: at_most(rows, CONTROLS, [trainer.config.seed, 22]) for part, rows in trainer.fold.test.items()}
+    parts = {part: trainer.evaluate(rows) for part, rows in some.items() if len(rows)}
     return {f"{UNTRAINED}_{name}": value for name, value in mask_record(parts).get("mask", {}).items()}
 
 
