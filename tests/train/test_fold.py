@@ -86,6 +86,16 @@ def test_the_untrained_mask_is_that_of_a_run_that_learns_nothing(tiny_settings: 
     assert trained["spread"] != trained["untrained_spread"]
 
 
+def test_the_untrained_mask_is_read_on_some_images(
+    tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(**{**tiny_settings, "steps": 3, "swad": False})
+    whole = train(config, tmp_path / "whole", quiet=True).records("test")[0]["mask"]
+    monkeypatch.setattr("patchgen.train.close.CONTROLS", 2)
+    some = train(config, tmp_path / "some", quiet=True).records("test")[0]["mask"]
+    assert some["untrained_mean"] != whole["untrained_mean"] and some["mean"] == whole["mean"]
+
+
 @pytest.mark.parametrize("checkpoint", ["selected", "swad"])
 def test_predictions_are_those_of_the_model_loaded_again(checkpoint: str, unbroken: RunFolder) -> None:
     predictor = load_run(unbroken.path, checkpoint)
