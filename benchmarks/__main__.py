@@ -6,8 +6,6 @@ python -m benchmarks all --small              # tiny sizes: tries every benchmar
 python -m benchmarks rate --help              # the options of one
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ of 1.1.
     python -m benchmarks bookkeeping --scale 10             # up to 1,000,000 rows and 10,000 runs
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import tracemalloc

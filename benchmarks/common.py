@@ -1,7 +1,5 @@
 """What the benchmarks share: clocks, checks, generated data, and the lines of their table."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -7,8 +7,6 @@ the image processor of transformers that reads the same folder, at the square th
 timm, whose transforms need torchvision, with Pillow and float64 arithmetic. Nothing is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ The plain loop (`benchmarks/fold.py`) trains the same five models: each site lef
 every image, calibrates the model and compares nothing, which is counted against it. Seconds are the processor's.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ Each is a command in a process of its own, whose largest resident memory the sys
 JPEG files, slides are generated pyramids, and the model is an untrained one: what is asked is what is kept per image.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

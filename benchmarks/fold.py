@@ -12,8 +12,6 @@ for it. Its loaders have no worker processes, whose start would only cost it tim
 How much that saves depends on how often a run is evaluated, so each policy below is measured.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

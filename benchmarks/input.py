@@ -9,8 +9,6 @@ and `prepare`, first on an empty cache (cold), then on a full one. All have one 
 core, and take turns batch by batch.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -6,8 +6,6 @@
 Bytes are counted, not sampled: they are the same on every run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

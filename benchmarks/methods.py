@@ -8,8 +8,6 @@ them. What is timed is the whole step as the trainer makes it: forward passes, l
 a method does behind it. Seconds are the processor's.
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import partial
 from operator import truediv

@@ -9,8 +9,6 @@ take turns in one process; a ratio is the median over turns. Seconds of a step a
 of compiling are the clock's, because other processes do a part of it, and start on an empty cache.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from dataclasses import dataclass

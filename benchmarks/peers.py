@@ -13,8 +13,6 @@ Ours and the peer take turns in one process, after one turn that warms up. A rat
 that of processor seconds, which other programs disturb less.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

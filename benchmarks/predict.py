@@ -6,8 +6,6 @@
 Without a model, an untrained one of a named architecture takes its place: it costs the same.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -7,8 +7,6 @@ Both train the same head by `Reader`, with room for features and without. The ru
 seconds: `passes` passes without, against one that fills the memory and the others that read it.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

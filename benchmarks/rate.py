@@ -8,8 +8,6 @@ optimiser. The product of two square matrices is timed before every step, in the
 Seconds are the processor's: what other programs take from a core is not counted.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

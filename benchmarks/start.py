@@ -5,8 +5,6 @@ result["seconds"]["patchgen --help"]          # on the clock; beside it what Pyt
 result["processor"]["patchgen --help"]        # without what other programs took meanwhile
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

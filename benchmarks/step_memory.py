@@ -7,8 +7,6 @@ Counted are the bytes per image that the operations of a step allocate (`patchge
 growth of a process's largest resident memory from a step of 6 images to one of 18, divided by 12.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

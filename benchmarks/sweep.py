@@ -7,8 +7,6 @@ Each run has all of a run's bookkeeping (folder, settings, lock, record, `done`)
 when it starts, once for all its runs; that is timed apart.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence

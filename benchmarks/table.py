@@ -5,8 +5,6 @@ arguments that only try it. Values are ratios and exponents within one run, whic
 the start and compiling are in seconds, and what the modes gain is this machine's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 python examples/explain_one_image.py photos-model a.jpg --out map.png
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tyro
 

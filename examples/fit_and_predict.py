@@ -3,8 +3,6 @@
 python examples/fit_and_predict.py $PATCHGEN_DATA/photos $PATCHGEN_DATA/new-images --out photos-model
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tyro

@@ -5,8 +5,6 @@ pip install numpy pillow onnxruntime
 python examples/onnx_inference.py photos.onnx a.jpg b.jpg
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -3,8 +3,6 @@
 python examples/own_arrays.py
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tyro
 

@@ -3,8 +3,6 @@
 python examples/own_loop.py --backbone tiny --size 56 --steps 20
 """
 
-from __future__ import annotations
-
 import torch
 import tyro
 from torch.utils.data import DataLoader, TensorDataset

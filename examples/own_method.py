@@ -3,8 +3,6 @@
 python examples/own_method.py $PATCHGEN_DATA/photos --unseen studio
 """
 
-from __future__ import annotations
-
 import tyro
 from torch import Tensor
 

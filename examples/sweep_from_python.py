@@ -3,8 +3,6 @@
 python examples/sweep_from_python.py $PATCHGEN_DATA/photos
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

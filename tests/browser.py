@@ -3,8 +3,6 @@
 The pipe is two file descriptors with JSON messages that end in a zero byte, so that no package is needed.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Small generated images and tiny runs that many tests share."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

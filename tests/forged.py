@@ -1,7 +1,5 @@
 """Files that were made to do harm: image bombs, and slides whose headers lie. Used by tests/hostile and tests/chaos."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Jobs that many of these tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

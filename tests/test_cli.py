@@ -1,7 +1,5 @@
 """The command table: every command is there, mistakes are one sentence, and help costs no heavy import."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Settings: the hash that names a run, YAML there and back, and contradictions refused before any work."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -124,7 +122,7 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", Config.bounds)
 def test_too_small_is_refused(name: str) -> None:
     least = float(Config.bounds[name][1:].partition(",")[0])
-    number = least - 1 if "float" in Config.__annotations__.get(name, "") else int(least) - 1
+    number = least - 1 if "float" in str(Config.__annotations__.get(name)) else int(least) - 1
     value = {"any": number} if name == "hparams" else number
     with pytest.raises(ValueError, match=rf"{name} must be (at least|above) .*, not "):
         Config(**BASE, **{name: value})

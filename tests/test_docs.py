@@ -3,8 +3,6 @@
 The site itself is built by `make docs`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

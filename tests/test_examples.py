@@ -1,7 +1,5 @@
 """The examples keep their word: each runs as a person would run it, in a process of its own without the extras."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

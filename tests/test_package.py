@@ -1,7 +1,5 @@
 """What is published: the wheel and the sdist hold what they should, and nothing else."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 import zipfile

@@ -1,7 +1,5 @@
 """The folder tree is the architecture: imports go one way along the packages, lazy ones included."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README and quick start keep their word: their commands and Python run, targets exist, links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run folders that were never trained: the files of a finished run with numbers of our choice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

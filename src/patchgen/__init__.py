@@ -3,8 +3,6 @@
 The names below are imported on first use, so that ``import patchgen`` costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 patchgen train photos --unseen site_c --method patchgen --preset small
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -4,8 +4,6 @@
 of streams. The string after a field is its help text.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field

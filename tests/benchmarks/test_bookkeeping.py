@@ -1,7 +1,5 @@
 """Growth of the bookkeeping: generated folders are what a run writes, and figures are those of the work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

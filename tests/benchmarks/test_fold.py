@@ -1,7 +1,5 @@
 """The plain loop of the bench: the same classifier and splits, the host projects' counts of images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

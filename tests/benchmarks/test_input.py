@@ -1,7 +1,5 @@
 """The plain pipeline of the bench: right on fixed draws, and drawn as the batch pipeline draws."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

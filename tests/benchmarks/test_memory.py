@@ -1,7 +1,5 @@
 """Memory over the patches: the naive reference is the module, and bytes grow as they should."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Costs of the methods: the table they are kept in, and what is counted rather than timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

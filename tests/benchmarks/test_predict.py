@@ -1,7 +1,5 @@
 """`predict` and the model alone on several runtimes: each file once, in turn, and the same answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The small subjects of the bench and its table: what is counted, fitted and written; no times."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CIFAR-100's binary records become files in the official order; its pickles are never opened."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

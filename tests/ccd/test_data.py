@@ -1,7 +1,5 @@
 """A stream: every row is in one stage, held out or unused, from whichever layout it comes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The evidence against products of predictive densities, and the moves on blobs whose number is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

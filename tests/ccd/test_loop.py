@@ -1,7 +1,5 @@
 """The loop over a stream: what it leaves behind, exact resume at any moment, and what it may look at."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stream methods: their terms against explicit loops, which parameters these reach, and settings that do not fit."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

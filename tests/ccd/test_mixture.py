@@ -1,7 +1,5 @@
 """The mixture against scikit-learn, EM against its promise, and the host's collapse as a case that must not return."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Prompts against a sequence built by hand, for every family of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Scoring of a stage: against the general accuracy, by hand, and on blobs whose clusters are known."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Settings of a stream run: checked, hashed, written and read back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

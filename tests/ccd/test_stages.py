@@ -1,7 +1,5 @@
 """Stages against the protocol's published counts, and the promises of the draw."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

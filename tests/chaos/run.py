@@ -4,8 +4,6 @@ Prints the table of docs/develop/reliability.md, and with --json writes it with 
 when any did.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

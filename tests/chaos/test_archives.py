@@ -1,7 +1,5 @@
 """What comes from elsewhere: nothing in an archive may lead out of its folder, or fill the memory."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random

@@ -1,7 +1,5 @@
 """The small version of `python tests/chaos/run.py`, in a process of its own: it forks, so it must have no threads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`patchgen compare` from the command line on a tiny data set: runs, skips, tables, JSON and mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

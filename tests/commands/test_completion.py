@@ -1,7 +1,5 @@
 """Completion scripts: a shell that has read one offers the words that the commands take."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

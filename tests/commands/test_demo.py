@@ -1,7 +1,5 @@
 """The demo through its smoke mode: the whole path from drawing the images to the page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

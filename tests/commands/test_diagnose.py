@@ -1,7 +1,5 @@
 """`patchgen diagnose` from finished runs to records, figures and the page."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`patchgen embed`: the vectors that the model has, with the names of their images."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`patchgen export`: the file answers as the model does, says how to use it, and is not left when it is wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

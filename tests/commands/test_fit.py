@@ -1,7 +1,5 @@
 """`patchgen fit` as a user calls it, and runs that leave no domain out."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

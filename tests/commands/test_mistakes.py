@@ -1,7 +1,5 @@
 """Mistakes in the words of every command: exit code 2, a message with the rule or the fix, and nothing is written."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """patchgen oracle: the list, writing a set, composing one of photographs, and mistakes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`patchgen predict` and `patchgen explain` as a user calls them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """doctor, weights and datasets through the command line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

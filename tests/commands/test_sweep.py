@@ -1,7 +1,5 @@
 """`patchgen sweep` as a user calls it: what is foretold, done, said at the end, and written down."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """patchgen theory: tables, JSON, files and mistakes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

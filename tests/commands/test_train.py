@@ -1,7 +1,5 @@
 """`patchgen train` as a user calls it: what is printed where, and what a second call says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

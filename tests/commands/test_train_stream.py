@@ -1,7 +1,5 @@
 """`patchgen train DATA --task ccd`: the whole way through the command, and a user's mistakes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

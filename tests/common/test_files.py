@@ -1,7 +1,5 @@
 """Files are whole or as they were, and no temporary name stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is written outside the package is trained, found again, swept and predicted with, each in a fresh process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

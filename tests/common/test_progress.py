@@ -1,7 +1,5 @@
 """Time left is said when the rate is steady, and what several trainings share is said once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Reading ahead in parts, and once for all runs of a process."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

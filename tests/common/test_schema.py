@@ -1,7 +1,5 @@
 """Dataclasses filled from JSON: each type and range, right and wrong, by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any, Literal

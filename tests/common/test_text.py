@@ -1,7 +1,5 @@
 """Suggestions: case and signs between words do not count, and what is far from every name gets none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

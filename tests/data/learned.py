@@ -1,7 +1,5 @@
 """What a plain classifier learns from features of images of known law."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Registered layouts read as the fact tables say: whitelists, spellings, merged classes, parts and patients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

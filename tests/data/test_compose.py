@@ -1,7 +1,5 @@
 """Composed photographs: C* is the object to the pixel, the object decides, the background holds in the sources only."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pixels that change under the same name and size: noticed, named, and cheap to look for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

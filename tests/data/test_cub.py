@@ -1,7 +1,5 @@
 """CUB's lists are joined on the image's id, whatever their order, and a broken list is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

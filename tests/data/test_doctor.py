@@ -1,7 +1,5 @@
 """The doctor finds planted faults, names the file and the fix, and never raises."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

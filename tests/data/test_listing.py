@@ -1,7 +1,5 @@
 """One rule for formats: what is listed can be read, and what is not is counted and named."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Balanced batches as a pure function of (seed, step), and parts that are exactly the whole."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Stain normalisation against tiles whose stains and amounts are known, and the same pixels in training and in use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracle benchmark: the same pixels everywhere, C* alone decides, the shortcut holds in the sources only."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter

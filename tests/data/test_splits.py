@@ -1,7 +1,5 @@
 """Splits against DomainBed's published indices, and the promises of the group rule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

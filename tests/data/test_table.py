@@ -1,7 +1,5 @@
 """Folders and manifests become the same checked rows, and every mistake of a user has its own sentence."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every ranking against a slow, explicit computation: eager attention, central differences, loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

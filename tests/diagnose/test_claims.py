@@ -1,7 +1,5 @@
 """Verdicts on records written by hand, and the names of masks that choose nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a step costs: bytes, arithmetic, parameters; and what is counted, against steps that are really made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

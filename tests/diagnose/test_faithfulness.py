@@ -1,7 +1,5 @@
 """Perturbation and curves on models whose answer is known by hand: extremes, a planted mask, a random order."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers of the feature picture on clouds whose answer is known."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The matched accuracy against every permutation, ids of all kinds, and the errors."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

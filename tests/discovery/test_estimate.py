@@ -1,7 +1,5 @@
 """The number of classes: right on separated blobs, the search against looking everywhere, and the errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Semi-supervised k-means against scikit-learn, a slow version written out point by point, and analytic cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

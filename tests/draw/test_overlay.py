@@ -1,7 +1,5 @@
 """What a map says of itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

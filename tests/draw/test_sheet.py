@@ -1,7 +1,5 @@
 """Contact sheets: everything is where it should be, and the colours say the mask's own values."""
 
-from __future__ import annotations
-
 import matplotlib
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Which method is kept: planted answers whose truth is known, and the estimate that allows for the choice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

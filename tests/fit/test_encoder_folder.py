@@ -1,7 +1,5 @@
 """A model fitted on an encoder's folder needs neither the folder nor a hub afterwards."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

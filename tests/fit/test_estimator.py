@@ -1,7 +1,5 @@
 """The classifier with the habits of scikit-learn: what goes in, what it knows after a fit, and what it hands on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intervals against scipy, temperature against a grid, calibration error and distances against their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model folder to attack."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

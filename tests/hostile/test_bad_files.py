@@ -1,7 +1,5 @@
 """YAML, JSON and folders of others: bounded in size, depth and message, and one bad folder hides no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

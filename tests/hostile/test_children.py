@@ -1,7 +1,5 @@
 """Modules that lie in the current folder are not imported by any process that we start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run and model folders of others: no link is followed, and files may change under a model that is in use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

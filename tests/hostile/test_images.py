@@ -1,7 +1,5 @@
 """Links, pipes and bombs among images: nothing hangs, grows or counts twice."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Machines that are smaller than they announce, or than settings expect."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

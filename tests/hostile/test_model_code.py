@@ -1,7 +1,5 @@
 """A model folder is numbers: code, kernels, adapters and prompts in its config.json reach nobody."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every field and tensor of a model folder, spoiled in many ways: a sentence or a model, in bounded memory and time."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Numbers in model folders and slides that would make nonsense, or end the process."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

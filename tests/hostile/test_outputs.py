@@ -1,7 +1,5 @@
 """Outputs: devices, pipes and links stay what they are; folders are replaced in one step; leftovers of kills go."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """SECURITY.md and docs/develop/reliability.md name tests that exist, and every file of attacks belongs to a promise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder of others never causes a request: neither the hub nor pip is asked unless the user says so now."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

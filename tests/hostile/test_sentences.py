@@ -1,7 +1,5 @@
 """What used to be a traceback is a sentence; what is written for people runs nothing where they open it."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

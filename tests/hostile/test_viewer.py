@@ -1,7 +1,5 @@
 """The viewer shows no path, survives its decoder, holds no connection, and logs no traceback."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

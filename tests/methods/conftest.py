@@ -1,7 +1,5 @@
 """A method with its model, a batch and the model's output: what the trainer has before it asks for the losses."""
 
-from __future__ import annotations
-
 import json
 import os
 import string

@@ -1,7 +1,5 @@
 """Rows 2.1 to 2.4 as methods: the right terms and one start for all; the choices of `ablation-select`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CORAL and MMD over pairs of domains, DANN and CDANN against a network without reversal, and mDSDI."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

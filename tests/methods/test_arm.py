@@ -1,7 +1,5 @@
 """ARM: who supports whom, where the context is read, and gradients that reach it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

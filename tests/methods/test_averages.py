@@ -1,7 +1,5 @@
 """SMA and GESTUR: averages of the weights against loops, and averages that runs choose and save."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """CLIP and CoOp against transformers' own CLIP, with a small random one in a folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Methods on CLIP's sentences: losses in closed form, averages by hand, and checkpoints that are complete."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

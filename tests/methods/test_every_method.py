@@ -1,7 +1,5 @@
 """Every method of the table: it learns an easy problem, and asks the device for no value in the midst of a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GMDG and its variants without labels: penalties against the pseudo-inverse, autograd and loops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

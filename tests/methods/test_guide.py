@@ -1,7 +1,5 @@
 """The page on methods and `patchgen methods`: an example that trains, tables with every method and what it needs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

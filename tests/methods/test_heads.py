@@ -1,7 +1,5 @@
 """MTL and RSC: the head on [feature, embedding] in its long form, and the muted features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """IRM and VREx: images without a label, and the moment of their full weight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kronecker updates against torch.kron, the published numbers of parameters, and the router by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """L-Reg, PIM, the marginal entropy alone and L-Reg's variant of PIM, against loops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """MLDG and Fish: whole steps against copies of the model that are trained apart."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

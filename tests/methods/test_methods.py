@@ -1,7 +1,5 @@
 """The methods: their named and weighted losses, where their gradients go, and what they refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MIRO: the drift of each tap against a second copy of the backbone, and passes that are told apart."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mixup and BFMix: pairs, shares and the main loss against loops, and what a blend may touch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published hyper-parameters: figures from the releases, in a form that the settings accept."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of methods with terms or a state of their own: interrupted and resumed, and with the terms that they log."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

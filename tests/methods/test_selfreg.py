@@ -1,7 +1,5 @@
 """SelfReg: orders that stay within classes, the projector, and the factor in front."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MixStyle and SagNet: the places they work at, and passes that they leave alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

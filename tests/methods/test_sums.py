@@ -1,7 +1,5 @@
 """Sums: a method and a term that is added to it; nothing of either is lost, and every other sum is refused in words."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

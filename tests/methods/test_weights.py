@@ -1,7 +1,5 @@
 """Weights of images in the main loss: balance against loops, `--class-weights balanced` against torch."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens against slow explicit forwards, tuning against published counts, sources without any network."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

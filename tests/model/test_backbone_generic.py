@@ -1,7 +1,5 @@
 """Vision transformers that are in no table: against the model's own output, and refused where they do not fit."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

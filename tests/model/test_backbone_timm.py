@@ -1,7 +1,5 @@
 """The adapter of timm: its logic on a stand-in, and on timm itself where that can be imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """Backbone, pool and head together: what each pool reads, the two stages, and where gradients stop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

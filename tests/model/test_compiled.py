@@ -3,8 +3,6 @@
 The back end here is `aot_eager`, which traces and differentiates as the usual one does and leaves out the machine code.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

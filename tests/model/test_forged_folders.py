@@ -1,7 +1,5 @@
 """Folders with sizes that their weights do not have, or with values that no network has: one sentence, at no cost."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

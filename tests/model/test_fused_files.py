@@ -1,7 +1,5 @@
 """Plain ViTs under the fused names of timm and Meta, in folders and single files, against a forward pass over them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

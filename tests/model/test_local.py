@@ -1,7 +1,5 @@
 """A local backbone is what is in its files: a copy is the same, other weights at the same name are others."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

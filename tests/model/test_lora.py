@@ -1,7 +1,5 @@
 """--tune lora: low-rank updates by peft, in runs, model folders and exported files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

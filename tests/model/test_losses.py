@@ -1,7 +1,5 @@
 """Each loss against its formula, written as loops over samples, patches and pairs."""
 
-from __future__ import annotations
-
 import doctest
 
 import pytest

@@ -1,7 +1,5 @@
 """The module against a slow version in float64 that forms every P x P score and loops over heads and patches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

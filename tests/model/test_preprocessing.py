@@ -1,7 +1,5 @@
 """What a folder says of its pixels, against transformers' own processor, and the table of all families in the docs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

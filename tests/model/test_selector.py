@@ -1,7 +1,5 @@
 """The selection inside the backbone, against a pass that hands every block the whole biased attention mask."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

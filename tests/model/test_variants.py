@@ -1,7 +1,5 @@
 """The ablation's selectors against their formulas, written out in float64, and what of PatchGen they keep."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

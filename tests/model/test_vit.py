@@ -1,7 +1,5 @@
 """The plain ViT against transformers: names, order, tokens and gradients are equal bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

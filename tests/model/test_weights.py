@@ -1,7 +1,5 @@
 """Fetching with a counterfeit pip: what is checked, what is left behind, what the user is told."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -3,8 +3,6 @@
 Pages are made by the commands themselves, from tiny runs; names of a class and a slide are long and hostile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

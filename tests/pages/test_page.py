@@ -1,7 +1,5 @@
 """What all pages share: names are text, figures follow the theme, and nothing comes from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation site: a broken link fails its build, no page scrolls sideways on a phone or asks another server."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

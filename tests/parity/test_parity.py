@@ -5,8 +5,6 @@ a training step, the formula of that step) in float64 on the small tensors below
 and its norm are kept. docs/study/methods.md has the largest differences as a table, which a test here holds.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

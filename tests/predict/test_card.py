@@ -1,7 +1,5 @@
 """The model card: names from data are never markup, and what means nothing is said."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

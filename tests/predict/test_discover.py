@@ -1,7 +1,5 @@
 """Groups of what fits no known class: planted features come out exactly, the reference is the run's own."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Ensembles: the mean of probabilities against a loop, and runs that do not belong together."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

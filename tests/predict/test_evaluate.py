@@ -1,7 +1,5 @@
 """The numbers of `evaluate` on planted answers, against scikit-learn; draws of patients; and what cannot be scored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Any run on images: the recorded scores come out again, broken things are named, pictures are honest."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable, Iterator

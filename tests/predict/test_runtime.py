@@ -1,7 +1,5 @@
 """Other runtimes than torch: their answers, what is kept in the cache, and what is refused in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from importlib.metadata import version

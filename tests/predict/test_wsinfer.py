@@ -1,7 +1,5 @@
 """`patchgen export --format wsinfer`: TorchScript and config.json, used as WSInfer uses them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark's tables, with means, standard errors and choices worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path

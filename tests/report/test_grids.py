@@ -1,7 +1,5 @@
 """Tables from runs: means, standard errors and choices worked out by hand, the paper's numbers, what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The paper's tables: golden numbers typed from the page, and the arithmetic that the printed numbers must obey."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from importlib.resources import files

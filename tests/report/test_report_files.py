@@ -1,7 +1,5 @@
 """What is written: Markdown, CSV, LaTeX that compiles, a page that fetches nothing, figures with their numbers."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

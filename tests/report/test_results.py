@@ -1,7 +1,5 @@
 """Runs as rows of a CSV file, and tables from it: planted rows with means and errors that can be counted by hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

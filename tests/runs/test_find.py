@@ -1,7 +1,5 @@
 """`patchgen runs`: what is listed, compared and cleared away, and what never is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

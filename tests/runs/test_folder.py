@@ -1,7 +1,5 @@
 """The run folder under a kill, a full disk, damaged files and a second process."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """`--precision auto`: native bfloat16 decides, before the run is named; a run keeps what it was begun with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

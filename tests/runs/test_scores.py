@@ -1,7 +1,5 @@
 """Run folders become numbers that know where they come from; what cannot be read is listed, never a crash."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Files of tensors: what is written comes back, damage is noticed, and a full disk keeps the old file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

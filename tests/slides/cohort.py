@@ -3,8 +3,6 @@
 Each slide is 12 x 8 tiles with a block of stroma and one of tumour; each site has its own stains.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator

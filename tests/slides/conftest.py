@@ -1,7 +1,5 @@
 """A slide made by the test: glass, two blocks of tissue, a speck and a hole, as a tiled pyramid for OpenSlide."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Regions of QuPath against areas that are known, and against counting pixels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

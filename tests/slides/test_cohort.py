@@ -1,7 +1,5 @@
 """From slides to a classifier and back to maps; many slides at once, on several processes, to the same bytes."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -1,7 +1,5 @@
 """`patchgen slide tiles`: every tile, label and row against what was drawn; and what happens to bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """The commands of docs/use/slides.md and histology.md run, on small slides under the names that the pages use."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex

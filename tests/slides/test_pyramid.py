@@ -1,7 +1,5 @@
 """The TIFF writer, against two readers that know nothing of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

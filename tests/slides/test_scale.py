@@ -1,7 +1,5 @@
 """Models remember the scale of their training tiles; masks, plug-ins, patients and vectors of slides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

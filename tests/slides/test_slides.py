@@ -1,7 +1,5 @@
 """Tissue, tiles, predictions and maps, against what was planted in the slide."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

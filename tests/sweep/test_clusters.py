@@ -1,7 +1,5 @@
 """Ray tasks and Slurm tasks through submitit's stand-ins."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The forecast by hand: from finished runs of the same method, of others, or a rate, and it says which."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs: the name a run will have, each run once, what has become of it, and an error that is kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The launcher's loop, with an engine that works in this process: what is begun, tried again, put aside."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """Worker processes: the records of a serial run, also after a kill -9 of a worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The table of the full recipes in docs/study/report.md is what a dry run counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes: every combination, in order, against lists written out by hand; and what is refused, in one sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Units of work: claimed, done once, taken over after a kill, tried again a bounded number of times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A fold: the unseen domain is in no training or validation row, and mistakes are named before any work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

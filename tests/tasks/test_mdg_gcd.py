@@ -1,7 +1,5 @@
 """Unseen domain with unknown classes: which labels are hidden, what is scored, and that nothing hidden leaks."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Scores of confusion matrices and probabilities against scikit-learn called on the images themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

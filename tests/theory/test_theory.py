@@ -1,7 +1,5 @@
 """The paper's inequalities: analytic cases, what holds at every s, and what must fail when an assumption is broken."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

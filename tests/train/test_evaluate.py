@@ -1,7 +1,5 @@
 """Scoring against a plain loop over single images, and a frozen backbone that reads each image once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loop's promises: exact resume, the same numbers on one device and two, and no look at the unseen domain."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

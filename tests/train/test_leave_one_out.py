@@ -1,7 +1,5 @@
 """`--select leave-one-out`: the step and the settings are chosen by trainings without each source."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

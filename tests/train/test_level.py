@@ -1,7 +1,5 @@
 """The level of the mask: 0.5 is where a patch is read as much as the average, and what is selected suffices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

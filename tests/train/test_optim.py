@@ -1,7 +1,5 @@
 """Which parameters learn at which rate, and an optimiser state that goes on exactly."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--micro-batch`: the gradients of a divided batch against those of the whole one, for every method."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

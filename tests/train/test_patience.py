@@ -1,7 +1,5 @@
 """--patience: a run stops where source validation no longer improves, and a killed one stops at the same step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

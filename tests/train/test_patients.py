@@ -1,7 +1,5 @@
 """Results a patient: by hand, in parts, and in a whole run whose patients stay on one side of the split."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

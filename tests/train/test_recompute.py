@@ -1,7 +1,5 @@
 """Activations that are computed again: the same gradients and runs, each block run twice a step, never with hooks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a person reads of a run: the progress lines, and what the summary says of labels and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights are scalars, mostly the number of their step, so that an average tells which steps are in it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

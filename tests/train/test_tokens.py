@@ -1,7 +1,5 @@
 """Stored tokens of the frozen lower blocks: the same network in two halves, computed once, named by what they hold."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TensorBoard: the numbers of the records, once each, also after a resume; nothing else of the run changes."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Named values of steps: means, the first step that is not finite, and the error that names its images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

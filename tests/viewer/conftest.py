@@ -1,7 +1,5 @@
 """A viewer over two tiny runs, and files that it must refuse."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path

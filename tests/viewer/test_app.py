@@ -1,7 +1,5 @@
 """The viewer's answers: the same numbers as `patchgen predict` and `diagnose`, and a sentence for every bad file."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

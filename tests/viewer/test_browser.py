@@ -3,8 +3,6 @@
 Where there is no Chromium these tests are skipped.
 """
 
-from __future__ import annotations
-
 import io
 import socket
 import threading

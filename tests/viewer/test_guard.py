@@ -1,7 +1,5 @@
 """Requests that must not reach the viewer: other sites, rebound names, too large, too slow, of the wrong kind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """patchgen serve: finds runs, says the address, warns where others can reach it, and stops."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ A record has 3,074 bytes: the coarse label, the fine label, and 3 x 32 x 32 pixe
 pickles, which can run any code, and is not read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

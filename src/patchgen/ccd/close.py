@@ -3,8 +3,6 @@
 Everything here depends only on the state after the last epoch, so a run killed here simply repeats it.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +36,7 @@ KEPT_BY = {
 }
 
 
-def close_stage(trainer: StreamTrainer) -> None:
+def close_stage(trainer: "StreamTrainer") -> None:
     """Score, select, chain, and continue with the next stage."""
     clock = time.monotonic()
     stage, kept, run = trainer.stage, trainer.kept.epoch, trainer.run
@@ -66,14 +64,14 @@ def close_stage(trainer: StreamTrainer) -> None:
     trainer.next_stage()
 
 
-def finish(trainer: StreamTrainer) -> None:
+def finish(trainer: "StreamTrainer") -> None:
     """Record averages over the unlabelled stages; the run is then complete."""
     for checkpoint in ("kept", "last"):
         trainer.run.append({"kind": "average", **averages(trainer.run, checkpoint)})
     trainer.run.finish(summarize_stream(trainer.run, trainer.stream))
 
 
-def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
+def _save_stage(trainer: "StreamTrainer", epoch: int) -> None:
     """Save a complete checkpoint: the weights and the mixture that belongs to them."""
     tensors = {f"model.{k}": v for k, v in trained_tensors(trainer.model).items()}
     if trainer.pool.mixture is not None:
@@ -85,7 +83,7 @@ def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
 class _Scorer:
     """The clusters of a stage with the current model, and their scores."""
 
-    def __init__(self, trainer: StreamTrainer, checkpoint: str, epoch: int) -> None:
+    def __init__(self, trainer: "StreamTrainer", checkpoint: str, epoch: int) -> None:
         self.trainer, self.checkpoint, self.epoch = trainer, checkpoint, epoch
         self.stage, stream = trainer.stage, trainer.stream
         self.rows = stream.train[self.stage]
@@ -154,7 +152,7 @@ class _Scorer:
             sizes[names[cluster]] = len(members)
         return sizes
 
-    def _sheet(self, name: str, members: np.ndarray, distance: np.ndarray) -> Image:
+    def _sheet(self, name: str, members: np.ndarray, distance: np.ndarray) -> "Image":
         """The images of a cluster, whose positions in the stage are ordered by their distance from its centre."""
         trainer = self.trainer
         masks = None if self.mask is None else self.mask.unflatten(1, trainer.model.grid).cpu().numpy()  # (N, h, w)

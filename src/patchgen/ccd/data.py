@@ -7,8 +7,6 @@ Supported are the official CIFAR-100 and CUB-200-2011, whose test parts are held
 `<domain>/<class>/*.jpg` and manifests, whose domains are ignored, unless they are `train` with `test` or `val`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

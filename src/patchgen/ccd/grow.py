@@ -11,8 +11,6 @@ Real classes are not spherical: their elongation counts as evidence for two comp
 class has. If classes overlap, the number found is an order of magnitude.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,7 +34,7 @@ class Groups(NamedTuple):
     squares: Tensor  # (K,) sum of |x|^2
 
     @classmethod
-    def of(cls, rows: Tensor, member: Tensor, count: int) -> Groups:
+    def of(cls, rows: Tensor, member: Tensor, count: int) -> "Groups":
         sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, member, rows)
         squares = rows.new_zeros(count).index_add_(0, member, rows.square().sum(1))
         return cls(member.bincount(minlength=count).to(rows), sums, squares)

@@ -7,8 +7,6 @@ of the backbone. The images of a step and their crops are a pure function of (se
 run sees the same views as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

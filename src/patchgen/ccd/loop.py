@@ -5,8 +5,6 @@ its images again. The whole state is saved after each epoch, and resuming reprod
 end of a stage (selection, scores, replay, contact sheets) is in `close.py`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

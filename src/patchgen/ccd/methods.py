@@ -4,8 +4,6 @@ A method is a class with one main function, ``losses``; the loop reads its class
 class and add it to ``STREAM_METHODS``.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

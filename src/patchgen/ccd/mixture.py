@@ -4,8 +4,6 @@ Features are L2-normalised in one place (`unit`), for the fit and for every quer
 a vector of norm 45 with means of norm 1: the widest components then win for every image, and all get the same prompts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -53,7 +51,7 @@ class SphericalMixture:
         iterations: int = 100,
         tolerance: float = 1e-7,
         regularisation: float = 1e-3,
-    ) -> SphericalMixture:
+    ) -> "SphericalMixture":
         """Expectation-maximisation from `start`, until a step gains less than `tolerance` in log-likelihood per row.
 
         The regularisation is a floor of the variances: the M-step is still a maximum and the likelihood never falls.
@@ -109,7 +107,7 @@ class SphericalMixture:
     def tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).contiguous() for name in ("means", "variances", "weights")}
 
-    def to(self, target: torch.device | torch.dtype | str) -> SphericalMixture:
+    def to(self, target: torch.device | torch.dtype | str) -> "SphericalMixture":
         means, variances, weights = (tensor.to(target) for tensor in self.tensors().values())
         return SphericalMixture(means, variances, weights, self.history)
 

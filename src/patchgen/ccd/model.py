@@ -6,8 +6,6 @@ projection; without prompts the backbone sees its plain sequence. If CLS has no 
 patches) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

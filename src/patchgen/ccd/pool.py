@@ -5,8 +5,6 @@ stage's images and to replay, features sampled from the last stage's mixture. Co
 the first ones are the labelled classes, and those of the last stage come before the new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

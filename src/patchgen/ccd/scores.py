@@ -5,8 +5,6 @@ stages to their earlier cluster (by image, not by position), and only the missin
 use the same match of clusters to classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 The defaults are those published for the host method (PromptCCD); `small` is meant for two CPU cores.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal

@@ -12,8 +12,6 @@ and all later ones. A schedule in YAML:
     seed: 1
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import unicodedata

@@ -4,8 +4,6 @@ With several words, such as `runs list` and `runs diff`, it is a table of functi
 no word. Commands with the settings of a run have `main(argv)`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """patchgen compare DATA --methods ... --seeds ...: every leave-one-domain-out fold, one table."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import sys
@@ -114,7 +112,7 @@ def _check(options: CompareOptions, given: Mapping[str, Any]) -> None:
         raise ValueError("--seeds needs at least one whole number, such as 1")
 
 
-def _train_all(jobs: list[Job], options: CompareOptions) -> int:
+def _train_all(jobs: "list[Job]", options: CompareOptions) -> int:
     """Train sequentially in this process; `patchgen sweep` runs several in parallel."""
     from patchgen.runs.find import failure_of
     from patchgen.sweep.jobs import perform
@@ -132,7 +130,7 @@ def _train_all(jobs: list[Job], options: CompareOptions) -> int:
 
 
 def _print(
-    jobs: list[Job], options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...], argv: list[str]
+    jobs: "list[Job]", options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...], argv: list[str]
 ) -> None:
     from patchgen.report.compare import cells, comparison, read_scores
 

@@ -3,8 +3,6 @@
 The script holds all words: completion starts Python, but imports none of this package.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import make_dataclass

@@ -1,7 +1,5 @@
 """patchgen datasets [NAME]: the registered data sets, and everything known about one of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,13 +35,13 @@ def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json
         print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
 
 
-def _summary(entry: Benchmark) -> dict[str, Any]:
+def _summary(entry: "Benchmark") -> dict[str, Any]:
     """One line of the list; `versions` are the accepted ones, most of them named by their number of images."""
     return {"name": entry.name, "domains": list(entry.domains), "classes": entry.num_classes,
             "versions": list(entry.counts), "licence": entry.licence, "source": entry.source}  # fmt: skip
 
 
-def _layout(entry: Benchmark) -> list[str]:
+def _layout(entry: "Benchmark") -> list[str]:
     """The folder tree that is read with the default options."""
     classes = list(entry.classes or ()) or [f"<one of {entry.num_classes} classes>"]
     shown = classes if len(classes) <= SHOWN else [*classes[:SHOWN], f"<{len(classes) - SHOWN} more>"]

@@ -1,7 +1,5 @@
 """patchgen demo: train and compare on images whose answer is known; a table, and a page with the maps."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

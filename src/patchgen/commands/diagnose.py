@@ -1,7 +1,5 @@
 """patchgen diagnose RUN [--against RUN ...]: does the mask decide? Records, figures and one page."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

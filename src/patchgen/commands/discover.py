@@ -1,7 +1,5 @@
 """patchgen discover RUN IMAGES... --out DIR: groups of images that fit no known class, as sheets, CSV and a page."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +54,7 @@ def _check(arguments: DiscoverArguments, images: int) -> Path:
     return check_folder(arguments.out)
 
 
-def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Features, list[str]]:
+def _read_known(predictor: "Predictor", arguments: DiscoverArguments) -> "tuple[Features, list[str]]":
     """Features and labels of the run's own images of known classes."""
     from patchgen.common.progress import Progress
     from patchgen.predict.discover import read_features, reference_images

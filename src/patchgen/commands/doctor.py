@@ -3,8 +3,6 @@
 `patchgen doctor DATA --splits FILE.csv` writes the train/validation splits instead.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -80,7 +78,7 @@ def examine(
     return int(verdict == "fail")
 
 
-def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | None, decode: bool) -> list[Check]:
+def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | None, decode: bool) -> "list[Check]":
     from patchgen.common.progress import Progress
     from patchgen.data.doctor import examine
 
@@ -101,7 +99,7 @@ def _splits_file(name: str, data: str) -> Path:
     return target
 
 
-def _write_splits(target: Path, table: Table, splits: Splits, json: bool) -> None:
+def _write_splits(target: Path, table: "Table", splits: "Splits", json: bool) -> None:
     """Write the file and print the images of both parts of each domain, then the file's name."""
     from patchgen.data.splits import write_splits
 

@@ -1,7 +1,5 @@
 """patchgen embed MODEL DATA --out FILE.parquet: vectors of images with path, domain, label and group as columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -82,13 +80,13 @@ def embed_images(arguments: EmbedArguments) -> int:
     return report_unreadable(found.failed, len(paths), arguments.strict)
 
 
-def _texts(texts: dict[str, list[str]], rows: list[int]) -> dict[str, np.ndarray]:
+def _texts(texts: dict[str, list[str]], rows: list[int]) -> "dict[str, np.ndarray]":
     import numpy as np
 
     return {name: np.array([values[row] for row in rows], dtype=str) for name, values in texts.items()}
 
 
-def _plane(vectors: np.ndarray, how: Literal["auto", "umap", "pca"]) -> dict[str, np.ndarray]:
+def _plane(vectors: "np.ndarray", how: Literal["auto", "umap", "pca"]) -> "dict[str, np.ndarray]":
     from patchgen.diagnose.geometry import flat
 
     points, way = flat(vectors, how)

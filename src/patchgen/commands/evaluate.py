@@ -3,8 +3,6 @@
 `patchgen evaluate RUN RUN...` scores the mean of several runs' probabilities on the domain that all left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +101,7 @@ def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
     return check_folder(arguments.out or "evaluation"), data
 
 
-def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
+def _facts(arguments: EvaluateArguments, predictor: "Predictor") -> dict[str, Any]:
     """The model and the data that were evaluated."""
     from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
     from patchgen.runs.scores import recorded_mask
@@ -174,8 +172,8 @@ def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
     return 0
 
 
-def _print_ensemble(ensemble: Ensemble) -> None:
-    def numbers(scored: Scored | Ensemble) -> tuple[float, ...]:
+def _print_ensemble(ensemble: "Ensemble") -> None:
+    def numbers(scored: "Scored | Ensemble") -> tuple[float, ...]:
         return scored.part["accuracy"], scored.whole["accuracy"], scored.whole["f1"]
 
     rows = [(f"{member.name} {member.run}", numbers(member)) for member in ensemble.members]
@@ -188,7 +186,7 @@ def _print_ensemble(ensemble: Ensemble) -> None:
     print(f"{ensemble.whole['images']} images; the ensemble is {gain} points from the mean of its runs")
 
 
-def _ensemble_lines(ensemble: Ensemble) -> Iterator[list[str]]:
+def _ensemble_lines(ensemble: "Ensemble") -> Iterator[list[str]]:
     """One line per image."""
     fold, inside = ensemble.fold, set(ensemble.fold.test["in"].tolist())
     for row, probabilities in zip(ensemble.rows.tolist(), ensemble.probabilities, strict=True):

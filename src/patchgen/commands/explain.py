@@ -1,7 +1,5 @@
 """patchgen explain MODEL IMAGES... --out DIR: a picture and a mask for each image, and a page that shows them all."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

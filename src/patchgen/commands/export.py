@@ -1,7 +1,5 @@
 """patchgen export MODEL --out model.onnx: export a model and verify that its outputs are the same."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +68,7 @@ def export_model(arguments: ExportArguments) -> int:
     return 0
 
 
-def _scale(arguments: ExportArguments, predictor: Predictor) -> TileScale:
+def _scale(arguments: ExportArguments, predictor: "Predictor") -> "TileScale":
     """The scale of the training tiles: as given, else as the model remembers it."""
     from patchgen.data.table import TileScale
 

@@ -1,7 +1,5 @@
 """patchgen fit DATA --out MODEL: from images of several sites to a model folder, and what to expect at a new site."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,14 +145,14 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
     return [settings_of(Config, options.layers(settings), settings)]
 
 
-def _known(model: Model) -> dict[str, Any]:
+def _known(model: "Model") -> dict[str, Any]:
     names = ("expected", "folds", "choice", "calibration", "data", "run", "checkpoint")
     facts = {name: model.about[name] for name in names}
     temperature = model.predictor.confidence.temperature
     return {"method": model.predictor.config.method, **facts, "temperature": temperature}
 
 
-def _print(model: Model) -> None:
+def _print(model: "Model") -> None:
     from patchgen.fit.expect import Expected
     from patchgen.predict.card import comparison_sentence
 

@@ -1,7 +1,5 @@
 """Images that are named on the command line, and the report of those that could not be read."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,7 +66,7 @@ def _images_of(word: str) -> tuple[list[Path], list[str], str]:
 
 
 def report_unreadable(
-    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images could not be read"
+    failed: "Sequence[Unreadable | UnreadableSlide]", total: int, strict: bool, what: str = "images could not be read"
 ) -> int:
     """List unreadable images on stderr; the exit code is 1 if all are unreadable or, with `strict`, any."""
     if failed:

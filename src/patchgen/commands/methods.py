@@ -1,7 +1,5 @@
 """patchgen methods: list the available methods."""
 
-from __future__ import annotations
-
 import csv
 from importlib import resources
 from typing import Any

@@ -1,7 +1,5 @@
 """Options that commands share: the model with its device and runtime, the images, and the engine of the work."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class ModelOptions(WeightsOptions, DeviceOptions):
     def how(self) -> dict[str, Any]:
         return {**self.device, **self.weights}
 
-    def load(self, images: int | None = None) -> Predictor:
+    def load(self, images: int | None = None) -> "Predictor":
         """The classifier of the model folder or run folder."""
         from patchgen.predict.predictor import load_predictor
 
@@ -66,15 +64,15 @@ class RuntimeOptions(ModelOptions):
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "auto"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
 
-    def load(self, images: int | None = None) -> Predictor:
+    def load(self, images: int | None = None) -> "Predictor":
         """The classifier on the chosen runtime, which is reported on stderr; for a few images nothing is converted."""
         return super().load().use(self.runtime, partial(print, file=sys.stderr, flush=True), images)
 
-    def load_once(self) -> Predictor:
+    def load_once(self) -> "Predictor":
         """The same for many pieces of work of one process, which share the model."""
         return _load_once(RuntimeOptions(**{name: getattr(self, name) for name in RuntimeOptions.__dataclass_fields__}))
 
-    def resolved_runtime(self, predictor: Predictor) -> RuntimeName:
+    def resolved_runtime(self, predictor: "Predictor") -> "RuntimeName":
         """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
         runtime = predictor.runtime
         if self.runtime != "auto" or (runtime and runtime.name.startswith("torch")):  # half, if a worker has a GPU
@@ -83,7 +81,7 @@ class RuntimeOptions(ModelOptions):
 
 
 @lru_cache(1)
-def _load_once(options: RuntimeOptions) -> Predictor:
+def _load_once(options: RuntimeOptions) -> "Predictor":
     return options.load(images=0)  # their number is not known yet: `auto` uses what is converted already
 
 
@@ -128,7 +126,7 @@ class EngineOptions:
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: add --engine ray")
 
-    def do_units(self, units: Sequence[Unit], work: Path, what: str, quiet: bool = False) -> dict[str, str]:
+    def do_units(self, units: "Sequence[Unit]", work: Path, what: str, quiet: bool = False) -> dict[str, str]:
         """Process the units, here or on the engine; returns the reasons of failures, by label.
 
         Args:

@@ -1,7 +1,5 @@
 """patchgen oracle list | write NAME --out DIR | compose DATA --out DIR: data sets with known predictive patches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Annotated, Any

@@ -6,8 +6,6 @@ the target. Its name has a digest of the model, the format and the images, so th
 file with the target's name is always complete.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -81,13 +79,13 @@ def predict(arguments: PredictArguments) -> int:
 class Format(NamedTuple):
     """A prediction becomes a line; `head` is before all of them, `between` between two, `end` after all."""
 
-    line: Callable[[Prediction], str]
+    line: "Callable[[Prediction], str]"
     head: str = ""
     between: str = ""
     end: str = ""
 
 
-def _format(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path] = ()) -> Format:
+def _format(arguments: PredictArguments, predictor: "Predictor", paths: Sequence[Path] = ()) -> Format:
     classes = predictor.classes
     if arguments.csv:
         flag = ["unlike_training"] if predictor.confidence.familiar else []
@@ -99,7 +97,7 @@ def _format(arguments: PredictArguments, predictor: Predictor, paths: Sequence[P
         return Format(lambda row: "\n" + json_text(_record(row, classes), None), "[", ",", "\n]\n")
     path, label = (max([4, *(len(printable(name)) for name in names)]) + 2 for names in (paths, ("label", *classes)))
 
-    def line(row: Prediction) -> str:
+    def line(row: "Prediction") -> str:
         unlike = "  unlike the training images" if row.unlike_training else ""
         return f"{printable(row.path):<{path}}{printable(row.label):<{label}}{row.confidence:10.4f}{unlike}\n"
 
@@ -112,20 +110,20 @@ def _csv_line(cells: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _cells(row: Prediction) -> list[str]:
+def _cells(row: "Prediction") -> list[str]:
     flag = [] if row.unlike_training is None else [str(row.unlike_training).lower()]
     path, label = (csv_cell(printable(text)) for text in (row.path, row.label))
     return [path, label, f"{row.confidence:.6f}", *flag, *(f"{p:.6f}" for p in row.probabilities)]
 
 
-def _record(row: Prediction, classes: Sequence[str]) -> dict[str, Any]:
+def _record(row: "Prediction", classes: Sequence[str]) -> dict[str, Any]:
     flag = {} if row.unlike_training is None else {"unlike_training": row.unlike_training}
     probabilities = dict(zip(classes, map(float, row.probabilities), strict=True))
     return {"path": str(row.path), "label": row.label, "confidence": row.confidence, **flag,
             "probabilities": probabilities}  # fmt: skip
 
 
-def _write_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path]) -> list[Unreadable]:
+def _write_stream(arguments: PredictArguments, predictor: "Predictor", paths: Sequence[Path]) -> "list[Unreadable]":
     """Write each row as soon as it is predicted, without holding all in memory; returns the unreadable images."""
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Unreadable
@@ -152,8 +150,8 @@ def _write_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequ
 
 
 def _write_file(
-    arguments: PredictArguments, file: Path, predictor: Predictor, paths: Sequence[Path]
-) -> list[Unreadable]:
+    arguments: PredictArguments, file: Path, predictor: "Predictor", paths: Sequence[Path]
+) -> "list[Unreadable]":
     """Predict the missing parts, write the file, and return the unreadable images.
 
     Raises:
@@ -215,8 +213,8 @@ def _remove_others(work: Path, target: Path) -> None:
 
 
 def _units(
-    arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], work: Path, size: int
-) -> Iterator[Unit]:
+    arguments: PredictArguments, predictor: "Predictor", paths: Sequence[Path], work: Path, size: int
+) -> "Iterator[Unit]":
     from patchgen.sweep.jobs import Needs, Unit
 
     needs = Needs(arguments.threads, predictor.config.accelerator)
@@ -228,7 +226,7 @@ def _units(
                    f"images {start + 1} to {start + len(images)}", needs, len(images))  # fmt: skip
 
 
-def _predict_here(arguments: PredictArguments, predictor: Predictor, units: Sequence[Unit]) -> None:
+def _predict_here(arguments: PredictArguments, predictor: "Predictor", units: "Sequence[Unit]") -> None:
     from patchgen.common.progress import Progress
 
     with Progress("predicting", sum(unit.size for unit in units)) as bar:
@@ -247,7 +245,7 @@ def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], res
 
 
 def _write_part(
-    arguments: PredictArguments, predictor: Predictor, images: Sequence[str], result: str | Path,
+    arguments: PredictArguments, predictor: "Predictor", images: Sequence[str], result: str | Path,
     tick: Callable[[int], None] = lambda count: None,
 ) -> None:  # fmt: skip
     """Write the lines of a part, and its unreadable images."""

@@ -1,7 +1,5 @@
 """patchgen report RUNS... --out DIR: the paper's tables and figures from run folders, next to the paper's numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -44,7 +42,7 @@ def report(
     print(made.page)
 
 
-def _show(grids: Sequence[Grid]) -> None:
+def _show(grids: "Sequence[Grid]") -> None:
     """Print every table with its legend."""
     from patchgen.report.render import BEST, to_terminal
 

@@ -1,7 +1,5 @@
 """patchgen runs [FOLDER ...] | diff A B | clean ... | collect ... | table FILE: list, compare, clean, tabulate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +38,7 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
         print(f"no runs in {', '.join(folders)}")
 
 
-def _cells(run: Description) -> list[str]:
+def _cells(run: "Description") -> list[str]:
     score = "" if run.accuracy is None else f"{100 * run.accuracy:.1f}"
     return [run.run, run.state, run.method, run.data, run.unseen, str(run.seed), score, duration(run.age),
             _size(run.size)]  # fmt: skip

@@ -1,7 +1,5 @@
 """patchgen serve MODEL_OR_RUNS...: a page on this machine that shows predictions, masks and runs."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from dataclasses import dataclass

@@ -6,8 +6,6 @@
 Help shows the value of each setting that the command would use with the other words, and where it comes from.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -4,8 +4,6 @@
 `patchgen slide tiles` (`slide_tiles.py`) makes training data from slides.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -65,14 +63,14 @@ class SlideArguments(SlideOptions, RuntimeOptions):
             raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
         return slides
 
-    def load_model(self) -> tuple[Predictor, str]:
+    def load_model(self) -> "tuple[Predictor, str]":
         """The predictor and its digest, loaded once for all slides of this process."""
         from patchgen.predict.predictor import identity
 
         predictor = self.load_once()
         return predictor, " ".join([identity(self.model, self.checkpoint)[:16], predictor.variant]).strip()
 
-    def find_tiles(self, slide: Slide) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
+    def find_tiles(self, slide: "Slide") -> "tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]":
         """The grid of a slide, its thumbnail and mask of tissue, and the tiles with enough tissue."""
         from patchgen.slides.tissue import find_tiles
 
@@ -83,7 +81,7 @@ class SlideArguments(SlideOptions, RuntimeOptions):
         slide.allow(len(found[-1]))
         return found
 
-    def settings(self, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+    def settings(self, predictor: "Predictor", slide: "Slide", digest: str) -> dict[str, Any]:
         """The settings that the tiles and their predictions depend on."""
         from patchgen.slides.tissue import tissue_facts
 
@@ -104,7 +102,7 @@ class SlideArguments(SlideOptions, RuntimeOptions):
 Scaled = TypeVar("Scaled", bound=SlideArguments)
 
 
-def _with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
+def _with_scale(arguments: Scaled, predictor: "Predictor") -> Scaled:
     """The arguments with --mpp and --tile of the training tiles, where they are not given.
 
     Raises:
@@ -216,7 +214,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
 
 
 def _write_results(
-    folder: Path, classes: Sequence[str], grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
+    folder: Path, classes: Sequence[str], grid: "TileGrid", small: "np.ndarray", mpp: tuple[float, float]
 ) -> dict[str, list[str]]:
     """Write shapes and maps from the CSV; returns the file names of the maps."""
     from patchgen.slides.cut import TILES
@@ -245,7 +243,7 @@ class SlideEmbedArguments(SlideArguments):
     image_size: int = 224
     """Of a bare encoder (a name, hub id or folder): tiles are resized to this square."""
 
-    def load_model(self) -> tuple[Predictor, str]:
+    def load_model(self) -> "tuple[Predictor, str]":
         """The trained model or bare encoder, and its digest."""
         from patchgen.runs.folder import is_model_folder
 
@@ -255,12 +253,12 @@ class SlideEmbedArguments(SlideArguments):
         predictor = _load_encoder(self.model, self.image_size, *self.device.values())
         return predictor, predictor.model.backbone.digest()[:16]
 
-    def settings(self, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+    def settings(self, predictor: "Predictor", slide: "Slide", digest: str) -> dict[str, Any]:
         return super().settings(predictor, slide, digest) | {"what": list(self.what)}
 
 
 @lru_cache(1)
-def _load_encoder(source: str, image_size: int, accelerator: Any, precision: Any) -> Predictor:
+def _load_encoder(source: str, image_size: int, accelerator: Any, precision: Any) -> "Predictor":
     from patchgen.predict.embed import load_embedder
 
     return load_embedder(source, image_size=image_size, accelerator=accelerator, precision=precision)

@@ -1,7 +1,5 @@
 """patchgen slide tiles SLIDES... --annotations FILES... --out TILES: labelled tiles and a manifest, ready for `fit`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -85,14 +83,14 @@ class TilesArguments(SlideOptions):
     """Annotation coordinates start at the corner of the scanned area (as in QuPath with MIRAX), not of level 0."""
 
     @property
-    def settings(self) -> CutSettings:
+    def settings(self) -> "CutSettings":
         """The settings that the tiles depend on."""
         from patchgen.slides.cut import CutSettings
 
         return CutSettings(**{field.name: getattr(self, field.name) for field in fields(CutSettings)})
 
 
-def _units(arguments: TilesArguments, plan: TilesPlan) -> list[Unit]:
+def _units(arguments: TilesArguments, plan: "TilesPlan") -> "list[Unit]":
     """The work of each slide; ValueError for finished slides with other settings."""
     from patchgen.slides.cut import DESCRIPTION, IMAGES, check_settings, description
     from patchgen.sweep.jobs import Needs, Unit

@@ -1,7 +1,5 @@
 """patchgen sweep RECIPE.yaml: all the runs of a recipe, on an engine; resumable with the same command."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -96,7 +94,7 @@ def sweep(arguments: SweepArguments) -> int:
     return _conclude(jobs, arguments)
 
 
-def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> list[Job]:
+def _plan(recipes: "Sequence[Recipe]", arguments: SweepArguments, options: "LauncherOptions") -> "list[Job]":
     """The jobs, each with a fixed thread count, because results depend on it."""
     from patchgen.sweep.launch import share_of
     from patchgen.sweep.plan import plan
@@ -111,7 +109,7 @@ def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: Launche
     return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
 
 
-def _without_collected(jobs: list[Job], arguments: SweepArguments) -> list[Job]:
+def _without_collected(jobs: "list[Job]", arguments: SweepArguments) -> "list[Job]":
     from patchgen.report.results import read_rows
 
     known = {row["run"] for file in arguments.collected for row in read_rows(Path(file))}
@@ -121,7 +119,7 @@ def _without_collected(jobs: list[Job], arguments: SweepArguments) -> list[Job]:
     return rest
 
 
-def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
+def _print_forecast(jobs: "Sequence[Job]", arguments: SweepArguments, options: "LauncherOptions") -> None:
     """Print the number of runs, their states and the expected cost of the rest, before anything starts."""
     from patchgen.sweep.launch import share_of
     from patchgen.sweep.plan import PROTOCOL, predict_cost, protocols
@@ -138,7 +136,7 @@ def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: Lau
     print(*lines, *(_largest_step(jobs) if arguments.dry_run else ()), sep="\n", file=stream)
 
 
-def _largest_step(jobs: Sequence[Job]) -> list[str]:
+def _largest_step(jobs: "Sequence[Job]") -> list[str]:
     """Memory and arithmetic of the largest step of runs that leave a domain out."""
     from patchgen.config import Config
     from patchgen.diagnose.cost import largest_step
@@ -154,11 +152,11 @@ def _largest_step(jobs: Sequence[Job]) -> list[str]:
     return largest_step(steps)
 
 
-def _states(jobs: Sequence[Job]) -> str:
+def _states(jobs: "Sequence[Job]") -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state for job in jobs).items())
 
 
-def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
+def _launch(jobs: "Sequence[Job]", arguments: SweepArguments, options: "LauncherOptions") -> None:
     from patchgen.sweep.jobs import can_retry
     from patchgen.sweep.launch import LAUNCHERS, Watch, launch
 
@@ -168,7 +166,7 @@ def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOpt
         launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
 
 
-def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
+def _conclude(jobs: "Sequence[Job]", arguments: SweepArguments) -> int:
     """Report failures and their reasons; exit code 1 if requested runs are missing."""
     from patchgen.runs.find import FAILED, failure_of
 
@@ -188,7 +186,7 @@ def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
     return 0 if all(job.folder.done for job in jobs) else 1
 
 
-def _facts(job: Job, failure: Failure | None) -> dict[str, Any]:
+def _facts(job: "Job", failure: "Failure | None") -> dict[str, Any]:
     return {
         "run": str(job.folder.path),
         "labels": job.labels,

@@ -1,7 +1,5 @@
 """patchgen theory [--run RUN] [--out DIR]: the paper's inequalities where their premises hold, and on a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """patchgen train DATA --unseen NAME, or --task ccd: one run folder, its path as the last line."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

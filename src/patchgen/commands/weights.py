@@ -1,7 +1,5 @@
 """patchgen weights list | fetch [NAME]: list and download the named pretrained weights."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -18,8 +18,6 @@ and in the module of that name, under `if __name__ == "__main__":`
 A message is a line of JSON and bytes; neither process executes what the other one sends.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -8,8 +8,6 @@ A link to a file is followed; devices and pipes are written to directly. A tempo
 unlocked ones were left by a kill, and are removed when a process first writes to that folder again.
 """
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import os

@@ -12,8 +12,6 @@ Some virtual machines announce AMX, the unit for bfloat16 products, but kill a p
 and in the middle of training. So a child process tries it first.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

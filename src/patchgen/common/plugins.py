@@ -13,8 +13,6 @@ on this machine, which stored a copy under its digest. A run or model folder rec
 contains code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -4,8 +4,6 @@ All lines of the library go through the logger `patchgen`, which prints them as 
 it has given it a handler or a level: `logging.getLogger("patchgen").setLevel("WARNING")` silences progress.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

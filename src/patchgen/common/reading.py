@@ -6,8 +6,6 @@ with process_cache():
     tokens = cached("tokens", key, compute)                           # computed once, while the key is the same
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Text helpers: a common key for spelling variants of a name, suggestions for misspelt names, safe output."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

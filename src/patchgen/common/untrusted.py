@@ -11,8 +11,6 @@ change the weights immediately.
     tensors, metadata = read_tensors(Path("model.safetensors"))
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -113,13 +111,13 @@ def _check_events(text: str, loader: Any) -> None:
         open_ones[-1][1].append(size)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """Tensors and metadata of a .safetensors file; raises ValueError."""
     refuse_pipe(path)
     return parse_tensors(path.read_bytes(), str(path))
 
 
-def parse_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def parse_tensors(data: bytes, name: str) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """The same of the bytes of a file with this name."""
     from safetensors import SafetensorError
     from safetensors.torch import load

@@ -5,8 +5,6 @@ image and not rounded to pixels, hue turns the chroma plane of YUV instead of th
 at the end, and the resampling has no antialias, so images should arrive near the working size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -36,7 +34,7 @@ class Augment:
     hue: float = 0.3  # turns of the colour circle are uniform in [-x, x]
     grayscale: float = 0.1  # probability of dropping all colour
 
-    def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
+    def draw(self, batch: int, generator: torch.Generator) -> "AugmentDraw":
         """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""
 
         def uniform(*shape: int) -> Tensor:

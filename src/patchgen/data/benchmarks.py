@@ -3,8 +3,6 @@
 An entry states only confirmed facts: a version lists only the domains with known counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ The class decides which photograph the object is cut from. Backgrounds follow th
 independent of it in the unseen one, as in the oracle suite. No photograph is used twice.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Digests of images, by which a change under the same names is noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor

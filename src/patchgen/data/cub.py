@@ -1,7 +1,5 @@
 """CUB-200-2011 as published: four lists joined on the image id. Copies with fewer images are common, and accepted."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 A bad data set never raises here: it is a failed check.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.metadata

@@ -10,8 +10,6 @@ disk is then a catchable error (writing to an mmap would kill the process), and 
 the same bytes. Unused bytes of a slot are a hole in the file and take no space.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -151,7 +149,7 @@ class ImageStore:
     def __len__(self) -> int:
         return len(self.files)
 
-    def load(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+    def load(self, rows: Sequence[int] | np.ndarray) -> "torch.Tensor":
         """Images of `rows` as (B,3,size,size) uint8; missing ones are decoded in threads and added to the cache."""
         import torch  # here: a process that only decodes does not need it
 

@@ -1,7 +1,5 @@
 """Images as passed by users (arrays, tensors, open images, paths, a folder, a Dataset) -> the inputs of a model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which files count as images, by name alone, and listing of folders."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ They are a pure function of (seed, step): resuming sees the same batches, and se
 that a single device would get.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass

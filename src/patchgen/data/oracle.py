@@ -7,8 +7,6 @@ The class depends only on the motif in C*. Backgrounds are correlated with the c
 the unseen one. Pixels depend only on the spec, on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 All pixels are int64 until `to_uint8`; divisions are floor divisions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A JPEG of kilobytes can have thousands of scans over its pixels, also inside a T
 tiles of gigabytes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

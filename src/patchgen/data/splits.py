@@ -1,7 +1,5 @@
 """Which images of a domain are held out: DomainBed's rule, bit for bit, or one that keeps patients on one side."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

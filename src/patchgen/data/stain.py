@@ -11,8 +11,6 @@ Normalisation is that of Macenko et al., "A method for normalizing histology sli
 recombined with the stains and strengths (99th percentile) of the reference, the median over training tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +39,7 @@ class Histology:
     scale: float = 0.05  # each stain is multiplied by a factor uniform in [1 - x, 1 + x]
     shift: float = 0.05  # to each stain's density is added a number uniform in [-x, x]
 
-    def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
+    def draw(self, batch: int, generator: torch.Generator) -> "HistologyDraw":
         """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""
         turned, quarters, flip = torch.rand(3, batch, generator=generator)
         scale, shift = 2 * torch.rand(2, batch, len(STAINS), generator=generator) - 1

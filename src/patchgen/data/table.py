@@ -4,8 +4,6 @@ Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted f
 to the same images.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

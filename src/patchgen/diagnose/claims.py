@@ -4,8 +4,6 @@ Verdicts are `yes`, `partly`, `no`, `not tested`, each with a sentence that give
 over the same images of more than two standard errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@
 need other scratch space than a CPU's are not seen. `python -m benchmarks rate` times the steps.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterable, Mapping

@@ -6,8 +6,6 @@ diagnosis.facts["claims"], diagnosis.figures["curves"].figure
 diagnosis.write("diagnosis")                  # records.jsonl, diagnosis.json, index.html, figures, features-1.npz
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

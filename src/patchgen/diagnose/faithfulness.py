@@ -10,8 +10,6 @@ the token level. Keeping everything gives the original prediction and keeping no
 for bit: nothing is blended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every figure of a diagnosis: the picture for a page or for print, and the numbers it shows (`draw/plots.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,7 +110,7 @@ def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.nda
     return Drawn("geometry", text, figure, ("run", "x", "y", "class", "domain"), rows)
 
 
-def _scatter(axes: Axes, points: np.ndarray, group: np.ndarray, titles: Mapping[str, str]) -> None:
+def _scatter(axes: "Axes", points: np.ndarray, group: np.ndarray, titles: Mapping[str, str]) -> None:
     for i, (name, title) in enumerate(titles.items()):
         marker = MARKERS[(i + i // len(PALETTE)) % len(MARKERS)]  # a second round of colours gets other markers
         x, y = points[group == name].T

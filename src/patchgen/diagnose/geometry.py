@@ -3,8 +3,6 @@
 A projection distorts distances; the numbers are computed on the features themselves, normalised to length one.
 """
 
-from __future__ import annotations
-
 import warnings
 from importlib.util import find_spec
 from typing import Any, Literal

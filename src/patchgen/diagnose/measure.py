@@ -1,7 +1,5 @@
 """Parts A and B on one run: the predictions for every set of kept patches, as one record per image; and their means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

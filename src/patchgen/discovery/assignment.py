@@ -7,8 +7,6 @@ A cluster has no name, so the score uses the one-to-one match of clusters to cla
 known and unknown classes separately are never lower, and not comparable.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Hashable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Estimate the number of categories, by the rule of Vaze et al. ("Generalized Category Discovery", 2022)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ which are computed once. Distances are matrix products, |x|^2 - 2xc + |c|^2, on 
 digits would cancel); rows are processed in blocks, so that the memory for distances is bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -99,7 +97,7 @@ class SemiSupervisedKMeans:
         origin = self.centres.mean(0)
         return points - origin, self.centres - origin
 
-    def _draw(self, x: Tensor, pinned: _Pinned, missing: int, run: int) -> Tensor:
+    def _draw(self, x: Tensor, pinned: "_Pinned", missing: int, run: int) -> Tensor:
         """k-means++ for the missing centres (missing, D), with the running minimum of the distance to all centres."""
         rng, squares = np.random.default_rng([self.seed, run]), x.square().sum(1)
         free = torch.ones(len(x), dtype=torch.float64, device=x.device)
@@ -116,7 +114,7 @@ class SemiSupervisedKMeans:
             weight = weight * (free > 0)  # rounding must not draw a point twice
         return x[rows].double()
 
-    def _descend(self, x: Tensor, pinned: _Pinned, centres: Tensor) -> tuple[Tensor, float]:
+    def _descend(self, x: Tensor, pinned: "_Pinned", centres: Tensor) -> tuple[Tensor, float]:
         """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia."""
         squares, known = x.square().sum(1), len(pinned.counts)
         for _ in range(self.iterations):

@@ -1,7 +1,5 @@
 """The mask as a picture: the image, the map over it, and a colour bar."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,7 +126,7 @@ def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
 def panels(
     photo: np.ndarray, values: np.ndarray, bounds: tuple[float, float] = (0, 1), label: str = "",
     colours: str = COLOURS, opacity: float = OPACITY,
-) -> tuple[Figure, Axes, Axes]:  # fmt: skip
+) -> "tuple[Figure, Axes, Axes]":  # fmt: skip
     """[photo | values over it in grey] with a colour bar; both arrays are (height, width, ...)."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -155,7 +153,7 @@ def panels(
     return figure, left, right
 
 
-def as_picture(figure: Figure) -> Image.Image:
+def as_picture(figure: "Figure") -> Image.Image:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)

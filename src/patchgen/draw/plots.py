@@ -3,8 +3,6 @@
 Colours are Okabe and Ito's, and colour is never the only cue: lines also differ in dash and marker, points in shape.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ Row = Sequence[Any]
 class Drawn:
     name: str
     description: str
-    figure: Figure
+    figure: "Figure"
     header: Sequence[str]
     rows: list[Row]
 
@@ -51,26 +49,26 @@ class Drawn:
         write_csv(folder / f"{self.name}.csv", self.header, rows, people=True)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> "Figure":
     """A white figure with constrained layout; sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def plain(axes: Axes) -> None:
+def plain(axes: "Axes") -> None:
     """Remove the upper and right lines of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def side_legend(axes: Axes, **options: Any) -> None:
+def side_legend(axes: "Axes", **options: Any) -> None:
     """A legend to the right of the axes; names are never read as formulas."""
     legend = axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), **options)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
-def percent_axis(axes: Axes, highest: float) -> None:
+def percent_axis(axes: "Axes", highest: float) -> None:
     """An x axis in per cent from 0 to `highest`, with room for numbers next to the bars, but no tick above 100."""
     from matplotlib.ticker import MaxNLocator
 

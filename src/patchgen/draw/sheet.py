@@ -3,8 +3,6 @@
 Masks use the same fixed colour scale as elsewhere, 0 to 1.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

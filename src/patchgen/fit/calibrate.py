@@ -8,8 +8,6 @@ At a new site both are extrapolations: probabilities tend to be overconfident th
 features (a new scanner that the backbone maps to the old features is not detected).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

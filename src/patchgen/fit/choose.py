@@ -15,8 +15,6 @@ with. This estimates the whole procedure, including the selection, and is pessim
 shows nothing, so with two sites each counts with the simplest method.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ model.predict(["a.png", "b.png"]), model.explain("a.png").overlay()
 model.save("tiles-model"); PatchGenClassifier.load("tiles-model")
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import tempfile

@@ -13,8 +13,6 @@ e is the sampling error of few images: sites whose accuracies agree, by chance o
 the variance of counts is known. Neither interval covers a site of a different kind.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Arrays and open images are written as lossless PNG files into a folder named by 
 when a fit is repeated or resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a fit is going to do: its trainings, their cost, and the checks before the first one."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Mapping
@@ -76,7 +74,7 @@ class Plan:
             self.is_finished(config) for config in self.candidates.values()
         )
 
-    def changed(self, **settings: Any) -> Plan:
+    def changed(self, **settings: Any) -> "Plan":
         """The plan with other settings of all its trainings."""
         return replace(self, candidates={name: replace(c, **settings) for name, c in self.candidates.items()})
 

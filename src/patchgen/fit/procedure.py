@@ -4,8 +4,6 @@ Every training is a run folder below `runs`, named by its settings, so a killed 
 `patchgen compare` or an earlier fit has trained are reused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace

@@ -5,8 +5,6 @@ terms. To add a method, write a class and add it to ``METHODS``; ``patchgen+miro
 ``miro``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from patchgen.common import plugins

@@ -11,8 +11,6 @@ The other rows need no separate class: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen
 `ablation-select` is `patchgen-select` with each of its choices as a hyper-parameter (configs/small/selection.yaml).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -121,7 +119,7 @@ class SelectChoices(PatchGenSelect):
     def _expert(self, out: Output) -> Tensor:
         return super()._expert(out._replace(context=out.features.detach()) if self.hparams["on_features"] else out)
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: "Step") -> None:
         super().begin_step(step)
         assert isinstance(step.model.select, Selector)
         step.model.select.sharpen = self._sharpen((step.number + 1) / self.config.steps)

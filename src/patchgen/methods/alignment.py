@@ -35,8 +35,6 @@ Differences from the released code:
   unlearned. Here the step shrinks with the gradient.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast

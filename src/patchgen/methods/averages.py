@@ -13,8 +13,6 @@ Lengths are over all tensors together. The published command line sets `--ld`, w
 `gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -18,8 +18,6 @@ to the classifier.
 See docs/results/selection.md for what the published mask lacks and how these were chosen.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ A checkpoint contains only the trained tensors and the backbone's source and dig
 4 MB instead of 90.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

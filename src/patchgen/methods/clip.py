@@ -17,8 +17,6 @@ and a cosine schedule. The release stores the average in 16 bits, where shares n
 has 32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -100,7 +98,7 @@ class WithoutImages(Sentences):
                 "'coop' is the method whose prompt is learned"
             )
 
-    def update(self, step: Step) -> bool:
+    def update(self, step: "Step") -> bool:
         """Make no step; before an evaluation, record the loss of the batch."""
         if step.number % self.config.eval_every == 0 or step.number == self.config.steps - 1:
             batch = step.batch()
@@ -127,7 +125,7 @@ class SourceFree(WithoutImages):
         self._text = (text.tower, names)  # a tuple, so that the tower is not registered as a submodule
         return ClassVectors(text.projection, text.scale, text.tower.read(sentences(PHOTO, names)), tuned=False)
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: "Step") -> None:
         super().begin_step(step)
         if step.number == 0:
             tower, names = self._text

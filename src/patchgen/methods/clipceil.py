@@ -11,8 +11,6 @@ losses. Ours are the taps (the last block of each quarter), the residual form wi
 heads, the difference of variances over unit vectors, the pooling of templates, and the weights 1, 1, 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -22,8 +22,6 @@ in s are of absolute values; m averages the domains' means, not the i-th samples
 one per domain, which start equal, get equal gradients, and are only used in their average.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

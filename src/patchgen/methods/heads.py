@@ -18,8 +18,6 @@ whole numbers of dimensions and images, not percentiles, and the drop is measure
 images of its part of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ optimiser state is reset, because it does not fit gradients of a different scale
 of the global batch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,7 +36,7 @@ class Annealed(Method):
         self.change = int(self.hparams["anneal"] * config.steps)  # first step with the full weight
         self.full = self.change == 0
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: "Step") -> None:
         super().begin_step(step)
         self.full = step.number >= self.change
         if step.number == self.change:

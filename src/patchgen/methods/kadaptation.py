@@ -20,8 +20,6 @@ before the softmax, and each layer adds to the loss
 Published for OpenCLIP ViT-B/16; text is not used, and any ViT is supported.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

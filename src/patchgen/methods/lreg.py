@@ -17,8 +17,6 @@ squared errors of the labelled samples. Here it is trained after its use in the 
 samples the term is 0, not undefined.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

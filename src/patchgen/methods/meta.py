@@ -15,8 +15,6 @@ host method on the samples of one domain, so methods with terms that compare dom
 added. On several devices, each domain's samples are divided and the gradients of every pass are averaged.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import TYPE_CHECKING
 
@@ -51,7 +49,7 @@ class DomainByDomain(Method):
         if len(self.sources) == 1:
             raise ValueError(f"method {self.config.method!r} needs at least two source domains, and there is one")
 
-    def gradients(self, step: Step, batch: Batch, prefix: str = "", weight: float = 1.0) -> None:
+    def gradients(self, step: "Step", batch: Batch, prefix: str = "", weight: float = 1.0) -> None:
         """Compute the gradients of the weighted losses for the trained tensors, and record the values by name."""
         step.optimizer.zero_grad()
         out = step.forward(batch)
@@ -66,7 +64,7 @@ class Mldg(DomainByDomain):
     defaults = {"mldg": 1.0, "meta_test": 2.0}
     bounds = {"meta_test": COUNT}
 
-    def update(self, step: Step) -> bool:
+    def update(self, step: "Step") -> bool:
         batch = step.batch()
         domains = [rows_of(batch, rows) for rows in by_domain(batch, "cpu")]
         random = np.random.default_rng([self.config.seed, step.number])  # the same on every device
@@ -80,7 +78,7 @@ class Mldg(DomainByDomain):
         self.after_step(step.model)
         return True
 
-    def _add_pair(self, step: Step, train: Batch, test: Batch, total: dict[str, Tensor]) -> None:
+    def _add_pair(self, step: "Step", train: Batch, test: Batch, total: dict[str, Tensor]) -> None:
         """Add the gradient on ``train``, and the gradient on ``test`` after an inner step."""
         start = copies(step.model)
         self.gradients(step, train)
@@ -97,7 +95,7 @@ class Fish(DomainByDomain):
     addable = True
     defaults = {"fish": 0.5}
 
-    def update(self, step: Step) -> bool:
+    def update(self, step: "Step") -> bool:
         batch = step.batch()
         start = copies(step.model)
         for rows in by_domain(batch, "cpu"):

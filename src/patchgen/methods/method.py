@@ -5,8 +5,6 @@ and, with PatchGen, the mask; ``batch`` has the images, labels (-1 for none), do
 ``super().losses``, so ``patchgen+miro`` is a class with both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -222,7 +220,7 @@ class Method(nn.Module):
         """Tensors for predictions and checkpoints, named like the trained ones; None means the trained ones."""
         return None
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: "Step") -> None:
         """Called before a step."""
 
     def blend(self, batch: Batch) -> Batch:
@@ -234,7 +232,7 @@ class Method(nn.Module):
         output: Output = network(batch.image, mask=mask)
         return output
 
-    def update(self, step: Step) -> bool:
+    def update(self, step: "Step") -> bool:
         """Make the whole step in the method's own way and return True."""
         return False
 

@@ -10,8 +10,6 @@ pretrained values of the trained tensors. A tap without trained tensors before i
 cannot drift and is left out. With `miro` 0 none of this is computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

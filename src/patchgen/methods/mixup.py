@@ -21,8 +21,6 @@ It is **our reading** of an abstract that describes the attention scores, the sp
 last block, the half, the distribution, the pairs, pixels rather than tokens, the labels and equal weights are ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """PatchGen: cross-entropy on the selected representation z+ and the three mask-shaping losses of section 4."""
 
-from __future__ import annotations
-
 from torch import Tensor, no_grad
 
 from patchgen.data.loaders import Batch

@@ -11,8 +11,6 @@ from the nearest published backbone, but no learning rate, decay, dropout or bat
 rows, as in the paper's matched comparison.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from copy import deepcopy

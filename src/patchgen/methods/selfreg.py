@@ -11,8 +11,6 @@ Unlike in DomainBed's code the projector is trained (there its weights are in no
 statistics, and its hidden width is at most 2,048. The original also averages weights and decays the learning rate.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.distributions import Beta

@@ -24,8 +24,6 @@ batches of 128 sentences, SGD at 0.005 with momentum 0.9. There is no released c
 the layer and predictions by cosines are our choices.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

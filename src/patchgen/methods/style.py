@@ -18,8 +18,6 @@ and its three losses are minimised in one step of one optimiser: the style head 
 backbone a fixed style head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

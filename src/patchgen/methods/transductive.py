@@ -20,8 +20,6 @@ optimiser is SGD with momentum 0.1. The objective is the paper's. The release co
 as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first domain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

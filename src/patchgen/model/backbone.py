@@ -5,8 +5,6 @@ names = set_tuning(backbone, "layernorm")     # trainable tensors; everything el
 tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -155,7 +153,7 @@ class Backbone(nn.Module):
             hidden = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
         return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
-    def train(self, mode: bool = True) -> Backbone:
+    def train(self, mode: bool = True) -> "Backbone":
         """As in torch, but BatchNorm stays in eval mode: its statistics are frozen in every tuning mode."""
         super().train(mode)
         for module in self.modules():

@@ -5,8 +5,6 @@ the backbone, ``patchgen-cls`` for that module and the class token, and ``select
 backbone. A head that reads two vectors is one linear layer on both: the sum of two linear heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

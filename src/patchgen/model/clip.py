@@ -10,8 +10,6 @@ Sources are those of a CLIP backbone (`clip-b16`, `openclip-b16`, any hub id or 
 its tokenizer; timm's have no text tower. The vision tower follows the tuning mode; the text tower is always frozen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,7 +86,7 @@ class TextTower(nn.Module):
         finally:
             handle.remove()
 
-    def train(self, mode: bool = True) -> TextTower:
+    def train(self, mode: bool = True) -> "TextTower":
         return super().train(False)
 
 
@@ -194,7 +192,7 @@ class ClassVectors(nn.Module):
         self.constants = Saved({"scale": scale, "vectors": vectors} | ({} if tuned else {"weight": weight}))
 
     @classmethod
-    def like(cls, saved: Mapping[str, Tensor]) -> ClassVectors:
+    def like(cls, saved: Mapping[str, Tensor]) -> "ClassVectors":
         """A head with the shapes of a checkpoint's tensors, into which they are then loaded like any others."""
         tuned = "head.weight" in saved
         weight = saved["head.weight" if tuned else "head.constants.weight"]

@@ -5,8 +5,6 @@ qkv matrix under the names of timm or of Meta's DINOv2, or RegNetY under the nam
 ever left at random values: a file that does not provide all weights is rejected.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections import Counter

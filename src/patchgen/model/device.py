@@ -7,8 +7,6 @@
 one device without that package, which is slow to import, and on several with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,7 +51,7 @@ class SingleDevice:
     def __init__(self, accelerator: str = "auto", precision: str = "32-true") -> None:
         self.device, self.half = find_device(accelerator), precision == "bf16-mixed"
 
-    def launch(self, work: Callable[[SingleDevice], T]) -> T:
+    def launch(self, work: "Callable[[SingleDevice], T]") -> T:
         return work(self)
 
     def setup(self, model: nn.Module) -> nn.Module:
@@ -103,7 +101,7 @@ def convert(value: Any, dtype: torch.dtype) -> Any:
 
 
 def compile_blocks(
-    backbone: Backbone, images: Tensor, say: Callable[[str], None], *, backend: str | None = None
+    backbone: "Backbone", images: Tensor, say: Callable[[str], None], *, backend: str | None = None
 ) -> bool:
     """Compile each block for training passes, and try it on images (B, 3, H, W); if that fails, nothing changes.
 

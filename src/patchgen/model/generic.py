@@ -12,8 +12,6 @@ A model is supported if its config has hidden_size, patch_size and num_hidden_la
 the pooled vector alone is given to the tokens, as with CLIP) and the parts that do not affect the tokens.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

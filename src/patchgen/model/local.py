@@ -5,8 +5,6 @@ local_path("weights/vit")                     # the folder; None for a name such
 content("weights/vit")                        # "sha256:...", the same after a move and for an exact copy
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -34,7 +32,7 @@ def has_weights(folder: Path) -> bool:
     return any(folder.glob("model*.safetensors")) or (folder / PICKLE).is_file()
 
 
-def folder_tensors(folder: Path) -> dict[str, Tensor]:
+def folder_tensors(folder: Path) -> "dict[str, Tensor]":
     """The weights of a transformers folder: a single file, shards with an index, or an older PyTorch file."""
     files = [folder / "model.safetensors"]
     if (folder / INDEX).is_file():
@@ -50,7 +48,7 @@ def folder_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
 
 
-def _unpickled(path: Path) -> dict[str, Tensor]:
+def _unpickled(path: Path) -> "dict[str, Tensor]":
     """The tensors of an older PyTorch file, without running its code; none is larger than its data."""
     import torch
 

@@ -5,8 +5,6 @@ differentiable zero. On several devices, sums and counts are reduced with gradie
 global batch, and the averaged gradient equals that of a single device with the whole batch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch import distributed as dist

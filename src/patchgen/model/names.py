@@ -4,8 +4,6 @@ Licences are those of the weights. "gated" in a note means that the hub asks for
 already have the files, pass their folder as the backbone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -21,8 +21,6 @@ start with the highest scores. Two options change that, one line each:
     start="contrast"     W_q = -W_k                                             patches unlike the image mean score high
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -7,8 +7,6 @@ As in transformers, `processor_config.json` with a nested image processor takes 
 `preprocessor_config.json`; timm has `pretrained_cfg` in its config.json. `Pixels.assumed` names values set by default.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

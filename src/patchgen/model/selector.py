@@ -15,8 +15,6 @@ Attention between patches is unchanged, and a uniform m changes nothing. No P x 
 and the registers have one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ A timm model gets the interface of a transformers model (a config, and a forward
 `patchgen.model.generic` then detects its parts as for any other model. timm is imported only when it is needed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

@@ -8,8 +8,6 @@ LoRA (Hu et al., ICLR 2022): y = W x + 2 B A x, with A (r, d_in) random and B (d
 first step sees the pretrained network.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -40,18 +38,18 @@ def _norms(part: nn.Module) -> list[nn.Module]:
     return [m for m in part.modules() if isinstance(m, kinds) or type(m).__name__.lower().endswith("rmsnorm")]
 
 
-def _final_norm(backbone: Backbone) -> list[nn.Module]:
+def _final_norm(backbone: "Backbone") -> list[nn.Module]:
     return [backbone.model.get_submodule(backbone.family.final_norm)] if backbone.family.final_norm else []
 
 
-def _tune_upper_layernorm(backbone: Backbone) -> list[nn.Module]:
+def _tune_upper_layernorm(backbone: "Backbone") -> list[nn.Module]:
     if backbone.family.convolutional:
         raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
     backbone.tuned_from = len(backbone.blocks) * 2 // 3
     return [norm for part in (*backbone.blocks[backbone.tuned_from :], *_final_norm(backbone)) for norm in _norms(part)]
 
 
-TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
+TUNING: "dict[str, Callable[[Backbone], list[nn.Module]]]" = {
     "head": lambda backbone: [],
     "layernorm": _norms,
     "upper-layernorm": _tune_upper_layernorm,
@@ -60,7 +58,7 @@ TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
 }
 
 
-def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
+def set_tuning(backbone: "Backbone", mode: str, lora_rank: int = 8) -> list[str]:
     """Make exactly the tensors of `mode` trainable, and return their names.
 
     Args:
@@ -84,7 +82,7 @@ class AttentionLayers(NamedTuple):
     out: nn.Linear
 
 
-def attention_layers(backbone: Backbone) -> list[AttentionLayers]:
+def attention_layers(backbone: "Backbone") -> list[AttentionLayers]:
     """The attention layers of each block; ValueError if the backbone is convolutional, or their names are unknown."""
     layers = [] if backbone.family.convolutional else [_layers_of(block) for block in backbone.blocks]
     if not layers or None in layers:
@@ -109,7 +107,7 @@ def _layers_of(block: nn.Module) -> AttentionLayers | None:
 
 
 @torch.no_grad()
-def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
+def attention_maps(backbone: "Backbone", images: Tensor, last: bool = False) -> list[Tensor]:
     """Each block's attention (or the last one's), mean over heads: (B, T, T) softmax(<q, k> / sqrt(d)).
 
     Hooks read queries and keys from the layers, so that the model keeps its fused attention.
@@ -130,7 +128,7 @@ def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> li
     return maps
 
 
-def patch_attention(backbone: Backbone, images: Tensor) -> Tensor:
+def patch_attention(backbone: "Backbone", images: Tensor) -> Tensor:
     """Attention of CLS to each patch in the last block, mean over heads (B, P)."""
     return attention_maps(backbone, images, last=True)[0][:, 0, backbone.num_prefix_tokens :]
 
@@ -141,7 +139,7 @@ def require_peft() -> None:
         raise ValueError("tune 'lora' needs peft: install it with `pip install 'patchgen[lora]'`")
 
 
-def add_lora(backbone: Backbone, rank: int) -> list[nn.Module]:
+def add_lora(backbone: "Backbone", rank: int) -> list[nn.Module]:
     """Add updates of this rank to query, key and value of every block; returns the trainable modules."""
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model

@@ -12,8 +12,6 @@ Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports it
 patches. A mask passed by the caller weights the patches in every variant.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Self
 
 import torch

@@ -7,8 +7,6 @@ The families differ in the names and order of their parts, LayerScale, registers
 and order are those of transformers, since checkpoints and digests contain them; results equal theirs bit for bit.
 """
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -46,7 +44,7 @@ class VitConfig:
     num_register_tokens: int = number(0, 1 << 12, 0)
 
     @classmethod
-    def read(cls, family: str, given: Mapping[str, Any], where: object) -> VitConfig:
+    def read(cls, family: str, given: Mapping[str, Any], where: object) -> "VitConfig":
         """The config of a family from a config.json's fields; those that the family does not have are ignored."""
         defaults = LAYOUTS[family].defaults
         named = {name: _side(value) for name, value in given.items() if name in COMMON or name in defaults}
@@ -290,7 +288,7 @@ class Vit(nn.Module):
         with replacing(Path(folder) / "model.safetensors") as temporary:
             save_file(state, temporary, metadata={"format": "pt"})
 
-    def allocate(self) -> Vit:
+    def allocate(self) -> "Vit":
         """Give a network on the meta device memory, to be filled; torch's `to_empty` would import sympy for it."""
         empty = {name: torch.empty(tensor.shape) for name, tensor in self.state_dict().items()}
         self.load_state_dict(empty, assign=True)

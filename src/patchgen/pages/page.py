@@ -4,8 +4,6 @@ Every value is escaped, so names of users may hold anything. A page has no scrip
 in the page's own folder.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence
@@ -56,7 +54,7 @@ def write_page(path: Path, html: str) -> Path:
     return path
 
 
-def svg(drawn: Drawn) -> Markup:
+def svg(drawn: Drawn) -> "Markup":
     """The figure as inline SVG in the page's own colours."""
     from markupsafe import Markup
 
@@ -70,7 +68,7 @@ def data_rows(drawn: Drawn) -> list[list[str]]:
     return [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in drawn.rows[:MOST_ROWS]]
 
 
-def data_address(image: Image | Drawn, kind: str = "PNG") -> str:
+def data_address(image: "Image | Drawn", kind: str = "PNG") -> str:
     """An image or a figure inside its own address, so that no file is needed beside the page."""
     buffer = io.BytesIO()
     if isinstance(image, Drawn):
@@ -91,7 +89,7 @@ def _inert(value: Any) -> Any:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

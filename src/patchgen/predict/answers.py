@@ -1,7 +1,5 @@
 """Predictions of a model for the labelled images of a folder or manifest, and the images that could not be scored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,13 +50,13 @@ class Answers:
         """(N,) bool; False for classes that the model does not have."""
         return self.predicted == self.label
 
-    def take(self, keep: np.ndarray) -> Answers:
+    def take(self, keep: np.ndarray) -> "Answers":
         """The answers for some images, given as (N,) bool."""
         columns: dict[str, Any] = {name: getattr(self, name) for name in ("rows", "label", "probabilities", "unlike")}
         columns = {name: None if values is None else values[keep] for name, values in columns.items()}
         return replace(self, **columns)
 
-    def known(self) -> Answers:
+    def known(self) -> "Answers":
         """The answers for classes that the model has."""
         return self.take(self.label != UNKNOWN)
 

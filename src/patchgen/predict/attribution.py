@@ -6,8 +6,6 @@
 Higher is more important.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The model card: what users must know before trusting a model, from the facts in its config.json."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from typing import Any
 

@@ -5,8 +5,6 @@ such a cluster fit the class; the other clusters are the groups new-1, new-2, ..
 class: a cluster whose images the classifier names alike and confidently gets that class (`Rule`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

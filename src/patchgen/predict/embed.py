@@ -4,8 +4,6 @@
 are the class token and the mean patch token of the same tuned backbone, without any selection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path

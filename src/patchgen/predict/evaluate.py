@@ -8,8 +8,6 @@ of the bootstrap: the 2.5th to the 97.5th percentile of resamples. Images of a p
 resampled, and all images of a patient that is drawn twice count twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

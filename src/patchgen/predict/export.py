@@ -11,8 +11,6 @@ WSInfer: torchscript_model.pt maps normalised pixels (N, 3, S, S) to logits (N, 
 tells the program how to cut, resize and normalise patches. It computes the softmax, and knows no masks.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

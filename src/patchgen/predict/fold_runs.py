@@ -5,8 +5,6 @@ trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS
 backbone, image size and seed. The 80 % part is that of the first run's split, for all of them alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

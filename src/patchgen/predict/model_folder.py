@@ -5,8 +5,6 @@ model.safetensors  the weights (with the backbone's, unless it was left out)
 README.md          the model card, with the header that model hubs read
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -8,8 +8,6 @@
 Mask values are absolute: 0 leaves a patch out, 1 includes it fully; a mask that selects everything is shown as such.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,7 +114,7 @@ def finite_rows(*values: np.ndarray | None) -> np.ndarray:
     return np.all([np.isfinite(v).reshape(len(v), -1).all(1) for v in values if v is not None], axis=0)
 
 
-def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how: Any) -> Predictor:
+def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how: Any) -> "Predictor":
     """The classifier of a model folder, or of one of a run folder's checkpoints; ValueError for anything else.
 
     Args:
@@ -153,7 +151,7 @@ def without_requests_of(folder: Path, backbone: str | None, allow_download: bool
 def load_run(
     run: str | Path, checkpoint: Checkpoint = "selected", *, backbone: str | None = None, allow_download: bool = False,
     **device: Any,
-) -> Predictor:  # fmt: skip
+) -> "Predictor":  # fmt: skip
     """The classifier of a run folder; ValueError for weights that are damaged or do not belong to its settings."""
     folder = RunFolder.open(run)
     config = folder.config  # first: a stream's run has other settings, and says so
@@ -215,7 +213,7 @@ class Predictor:
         """How an image is resized to the square that the model reads."""
         return self.model.backbone.interpolation
 
-    def use(self, runtime: RuntimeName, say: Callable[[str], None] | None = None, images: int | None = None) -> Self:
+    def use(self, runtime: "RuntimeName", say: Callable[[str], None] | None = None, images: int | None = None) -> Self:
         """Use another runtime for predictions; gradients and rankings still use torch.
 
         Args:

@@ -5,8 +5,6 @@ it. The runtime first predicts a few images in a child process, so that a crash 
 differ from torch's by more than `TOLERANCE`, or in a class, it is not used. `auto` uses the fastest on these images.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

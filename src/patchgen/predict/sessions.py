@@ -6,8 +6,6 @@ As a program it predicts a few images in a separate process, because a runtime t
 only claims to support is killed together with its process. It also times them.
 """
 
-from __future__ import annotations
-
 import sys
 import timeit
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The paper's ablation (Table 8) and its sensitivity to loss weights and seeds (Table 10), from our runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +38,7 @@ def ablation_row(config: Config) -> str | None:
     return METHOD_ROWS.get(config.method)
 
 
-def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def ablation_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """Rows 1.1 to 3.5, data sets across, without and with SWAD; only if a row specific to the ablation was run."""
     for group in by_setup(scores[scores["task"] == "mdg"]):
         group = (
@@ -64,7 +62,7 @@ def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         yield replace(grid, first="row", notes=(*grid.notes, PAPER_COLUMNS.format("DINOv2 ViT-L/14")))
 
 
-def _checkpoints(scores: pd.DataFrame) -> dict[str, str]:
+def _checkpoints(scores: "pd.DataFrame") -> dict[str, str]:
     """The columns without SWAD, and those with it if any run has it."""
     recorded = set(scores["checkpoint"])
     return {checkpoint: text for checkpoint, text in SWAD.items() if checkpoint in recorded}
@@ -91,7 +89,7 @@ def weights_of(config: Config) -> Weights | None:
     return config.lambda_ms, config.lambda_sim, config.tau
 
 
-def sensitivity_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def sensitivity_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """One line per setting of the loss weights, one per seed, and the choice of source validation."""
     mdg = scores[scores["task"] == "mdg"]
     for group in by_setup(mdg.assign(weights=mdg["config"].map(weights_of)).dropna(subset="weights")):
@@ -99,11 +97,11 @@ def sensitivity_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
             yield _sensitivity_grid(group, part)
 
 
-def _sensitivity_grid(scores: pd.DataFrame, part: str) -> Grid:
+def _sensitivity_grid(scores: "pd.DataFrame", part: str) -> Grid:
     by_weights: dict[Any, pd.DataFrame] = dict(iter(scores.groupby("weights")))
     columns = _fold_columns(scores)
 
-    def line(label: str, block: str, of_line: pd.DataFrame, setting: str = "", recipe: str = "") -> Line:
+    def line(label: str, block: str, of_line: "pd.DataFrame", setting: str = "", recipe: str = "") -> Line:
         command = training_command(of_line, scores, recipe, columns) if recipe else lambda column: ""
         printed = [row for row in find("sensitivity") if row.setting == setting]
         return Line(label, _with_paper(fill(of_line, columns, part, command), columns, printed), block=block)
@@ -124,7 +122,7 @@ def _sensitivity_grid(scores: pd.DataFrame, part: str) -> Grid:
     return replace(grid, first="setting", notes=(*grid.notes, PAPER_COLUMNS.format("TerraIncognita")))
 
 
-def _fold_columns(scores: pd.DataFrame) -> list[Column]:
+def _fold_columns(scores: "pd.DataFrame") -> list[Column]:
     """Every fold, their average, and the paper's average over TerraIncognita."""
     columns = []
     for checkpoint, text in _checkpoints(scores).items():

@@ -3,8 +3,6 @@
 Ours has error bars (the ± of the table); the paper's numbers are grey, and hatched or dotted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,13 +52,13 @@ def point_of(line: Line, index: int | None) -> Point | None:
     return (paper.value, paper.error or 0.0) if paper is not None else None
 
 
-def error_bars(axes: Axes, at: Sequence[float], points: Sequence[Point | None], **style: Any) -> None:
+def error_bars(axes: "Axes", at: Sequence[float], points: Sequence[Point | None], **style: Any) -> None:
     """A line with errors; gaps where there is no number."""
     values = [np.nan if point is None else point[0] for point in points]
     axes.errorbar(at, values, yerr=[0 if point is None else point[1] for point in points], capsize=2, **style)
 
 
-def bars(grid: Grid) -> Figure:
+def bars(grid: Grid) -> "Figure":
     """One panel per column, one bar per line: comparison of methods, the paper's in grey; of A, K, U the averages."""
     indices = [i for i in range(len(grid.columns)) if any(line.entries[i].number for line in grid.lines)]
     indices = [i for i in indices if grid.columns[i].group == "average"] or indices
@@ -90,7 +88,7 @@ def bars(grid: Grid) -> Figure:
 # Sessions of a stream
 
 
-def stages(grid: Grid) -> Figure:
+def stages(grid: Grid) -> "Figure":
     """A/K/U over the sessions, one line per method; below, the mean gain of adding PatchGen to its host."""
     sessions = [name for name in dict.fromkeys(column.group for column in grid.columns) if name != "average"]
     figure = new_figure(9.6, 6.0)
@@ -131,7 +129,7 @@ def gains(grid: Grid) -> list[tuple[str, str, float]]:
     return differences
 
 
-def _gain_panel(axes: Axes, grid: Grid) -> None:
+def _gain_panel(axes: "Axes", grid: Grid) -> None:
     differences = gains(grid)
     names = list(dict.fromkeys(name for name, _, _ in differences))
     for number, letter in enumerate(LETTERS):
@@ -155,7 +153,7 @@ def _gain_panel(axes: Axes, grid: Grid) -> None:
 # Ablation and sensitivity
 
 
-def trend(grid: Grid) -> Figure:
+def trend(grid: Grid) -> "Figure":
     """The average as parts are added, ours and the paper's; and the gain of 3.5 over 1.1 by data set."""
     ours = [i for i, column in enumerate(grid.columns) if not column.paper]
     shown = [i for i in ours if grid.columns[i].heading == "average"] or ours[-1:]
@@ -183,7 +181,7 @@ def trend(grid: Grid) -> Figure:
     return figure
 
 
-def sensitivity(grid: Grid) -> Figure | None:
+def sensitivity(grid: Grid) -> "Figure | None":
     """One panel per varied weight: accuracy over its values, one line per fold, SWAD dashed."""
     blocks = [b for b in dict.fromkeys(line.block for line in grid.lines) if b.startswith("sensitivity to")]
     if not blocks:

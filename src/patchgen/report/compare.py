@@ -5,8 +5,6 @@ between domains and the sampling error of the images; the level of 5 % is shared
 accuracies, not single images, so the images count as unpaired, which is stricter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +27,7 @@ MASKS = {"accuracy": "learned mask %", "mask: true mask": "true mask %", "mask: 
 MOST_RIVALS = 5  # others that are compared with the best
 
 
-def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
+def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> "pd.DataFrame":
     """The tidy scores of finished runs, each under its label; of several learning rates the best on validation."""
     import pandas as pd
 
@@ -45,7 +43,7 @@ def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
     return scores.merge(best, on=["method", "run"])
 
 
-def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def cells(scores: "pd.DataFrame") -> Iterator[dict[str, Any]]:
     """One object per run, checkpoint and part, as JSON writes it."""
     for (*_, checkpoint), rows in scores.groupby(["method", "unseen", "seed", "run", "checkpoint"], sort=False):
         run: Any = next(rows.itertuples())  # a named tuple of the columns
@@ -69,7 +67,7 @@ def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def comparison(
-    scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1, *,
+    scores: "pd.DataFrame", methods: Sequence[str], domains: Sequence[str], seeds: int = 1, *,
     swad: bool = True, details: bool = False,
 ) -> str:  # fmt: skip
     """All tables, methods down; with `details` also SWAD, the 80 % part, source validation and other scores.
@@ -119,7 +117,7 @@ def comparison(
     return "\n\n".join(filter(None, parts))
 
 
-def backbone_line(scores: pd.DataFrame) -> str:
+def backbone_line(scores: "pd.DataFrame") -> str:
     """The backbones of the runs: `auto` may have resolved to different weights."""
     counts = scores.drop_duplicates("run")["backbone"].value_counts(sort=False)
     if len(counts) > 1:
@@ -139,7 +137,7 @@ def _joined(grid: Grid, count: int) -> Grid:
     return replace(grid, columns=grid.columns[::count], lines=tuple(lines))
 
 
-def _with_masks(grid: Grid, scores: pd.DataFrame) -> Grid:
+def _with_masks(grid: Grid, scores: "pd.DataFrame") -> Grid:
     """A last column with mean and spread of the mask on each column's images: `0.46/0.12 (untrained 0.50/0.01)`."""
 
     def statistics(best: Best, column: Column, kind: str) -> str:
@@ -160,7 +158,7 @@ def _with_masks(grid: Grid, scores: pd.DataFrame) -> Grid:
 # The conclusion
 
 
-def verdict(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str]) -> list[str]:
+def verdict(scores: "pd.DataFrame", methods: Sequence[str], domains: Sequence[str]) -> list[str]:
     """Sentences on the selected checkpoints, scored on the whole unseen domains; empty for fewer than two methods."""
     selected = scores[(scores["checkpoint"] == "selected") & (scores["part"] == "all")]
     accuracies = selected[selected["metric"].isin(["accuracy", "all"])]

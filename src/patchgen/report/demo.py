@@ -1,7 +1,5 @@
 """The page of `patchgen demo`: scores, curves, and images of the unseen domain with their masks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +152,13 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     return made
 
 
-def _predictions(predictor: Predictor, paths: Sequence[Path]) -> list[Prediction]:
+def _predictions(predictor: "Predictor", paths: "Sequence[Path]") -> "list[Prediction]":
     from patchgen.predict.predictor import Prediction
 
     return [answer for answer in predictor.predict(paths) if isinstance(answer, Prediction)]
 
 
-def _untrained(run: RunFolder, trained: Predictor) -> Predictor:
+def _untrained(run: RunFolder, trained: "Predictor") -> "Predictor":
     """The same model before its first step: its weights follow from the seed."""
     from patchgen.methods import make_method
     from patchgen.methods.build import build_model

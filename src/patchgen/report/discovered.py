@@ -1,7 +1,5 @@
 """What `patchgen discover` writes: a contact sheet for each group of new images, assignments.csv and a page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

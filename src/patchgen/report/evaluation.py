@@ -1,7 +1,5 @@
 """The page and the figures of `patchgen evaluate`: metrics, confusion, reliability, the most confident mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

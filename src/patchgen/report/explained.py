@@ -1,7 +1,5 @@
 """What `patchgen explain` writes: a picture and a mask for each image, an index and a page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ One line of `reference/<name>.csv` is one printed number; `reference/tables.yaml
     find("mdg", method="PatchGen", backbone="ViT-L/14", dataset="average")    # 79.2, and 80.9 with SWAD
 """
 
-from __future__ import annotations
-
 import csv
 import textwrap
 from collections import defaultdict

@@ -4,8 +4,6 @@ The paper's numbers are set apart in all of them. A LaTeX fragment needs \usepac
 \usepackage{graphicx}.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from html import escape as escape_html
 from itertools import groupby

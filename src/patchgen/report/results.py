@@ -4,8 +4,6 @@ A row is a finished run: data, unseen domain, method, seed, the settings that ta
 name, which is the hash of all its settings.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -154,7 +152,7 @@ def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Colum
     return Column(heading or short, folds, score, scale=100 if percent else 1, digits=1 if percent else 2)
 
 
-def _fold_grid(numbers: pd.DataFrame, score: str) -> Grid:
+def _fold_grid(numbers: "pd.DataFrame", score: str) -> Grid:
     """Methods down, data sets and folds across, and the mean over the folds."""
     folds: dict[str, list[str]] = {str(data): list(of_data["unseen"].unique())
                                    for data, of_data in numbers.groupby("data", sort=False)}  # fmt: skip
@@ -165,7 +163,7 @@ def _fold_grid(numbers: pd.DataFrame, score: str) -> Grid:
     return _grid(RECORDED[score][1], numbers, columns)
 
 
-def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
+def _grid(title: str, numbers: "pd.DataFrame", columns: Sequence[Column]) -> Grid:
     """A line per method, with the number of its seeds in the last column."""
     lines = []
     for method, of_method in numbers.groupby("method", sort=False):
@@ -174,7 +172,7 @@ def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
     return Grid("", title, "", (*columns, Column("seeds", {})), tuple(lines), asked_seeds=1)
 
 
-def _paired(numbers: pd.DataFrame, base: str) -> str:
+def _paired(numbers: "pd.DataFrame", base: str) -> str:
     """Mean differences of accuracy to one method, or to its sum with the same terms, over equal data, fold and seed."""
     accuracies = numbers[numbers["metric"] == "accuracy"].set_index(["data", "unseen", "seed"])
     values = {str(method): 100 * rows["value"] for method, rows in accuracies.groupby("method", sort=False)}

@@ -5,8 +5,6 @@ learning rates or loss weights, the best run on source validation counts, seed b
 `runs/scores.py`, written by `report/render.py`.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -73,7 +71,7 @@ class Entry:
     """One cell: our number, the paper's, or the command that fills it; or only a text."""
 
     number: Number | None = None
-    paper: Row | None = None
+    paper: "Row | None" = None
     command: str = ""
     text: str = ""
 
@@ -198,7 +196,7 @@ Best = Mapping[tuple[str, ...], Mapping[Hashable, Any]]  # FOLD -> seed -> row o
 FOLD = ["metric", "checkpoint", "part", "data", "unseen"]
 
 
-def best_runs(scores: pd.DataFrame) -> Best:
+def best_runs(scores: "pd.DataFrame") -> Best:
     """The scores of one line: of each number, fold and seed those of the best run on source validation."""
     tried = scores.groupby([*FOLD, "seed"])["value"].transform("size")
     ranked = scores.assign(tried=tried).sort_values("validation", ascending=False, kind="stable")
@@ -239,7 +237,7 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
 
 
 def fill(
-    scores: pd.DataFrame, columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
+    scores: "pd.DataFrame", columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
 ) -> tuple[Entry, ...]:
     """A line's cells, from its scores; missing ones get the command that fills them."""
     best = best_runs(scores)

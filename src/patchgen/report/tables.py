@@ -3,8 +3,6 @@
 The ablation and the sensitivity tables are in `report/ablation.py`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ MASKS = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "
 
 
 def make_grid(
-    kind: str, title: str, scores: pd.DataFrame, columns: Sequence[Column], lines: Sequence[Line], part: str, *,
+    kind: str, title: str, scores: "pd.DataFrame", columns: Sequence[Column], lines: Sequence[Line], part: str, *,
     data: str = "", reference: str = "", figure: str = "",
 ) -> Grid:  # fmt: skip
     """A table with its notes; `reference` is the paper's table in it."""
@@ -49,17 +47,17 @@ def make_grid(
 # Runs
 
 
-def by_setup(scores: pd.DataFrame) -> Iterator[pd.DataFrame]:
+def by_setup(scores: "pd.DataFrame") -> "Iterator[pd.DataFrame]":
     """Groups of comparable runs."""
     return (group for _, group in scores.groupby("setup", sort=False))
 
 
-def by_data(scores: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def by_data(scores: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
     """(data set, comparable runs on it)."""
     return ((data, group[group["data"] == data]) for group in by_setup(scores) for data in folds_of(group))
 
 
-def folds_of(scores: pd.DataFrame) -> dict[str, list[str]]:
+def folds_of(scores: "pd.DataFrame") -> dict[str, list[str]]:
     """Data set -> its unseen domains that were run, in the data's order."""
     domains = dict(scores[["data", "domains"]].drop_duplicates("data").to_numpy())
     run = set(zip(scores["data"], scores["unseen"], strict=True))
@@ -67,7 +65,7 @@ def folds_of(scores: pd.DataFrame) -> dict[str, list[str]]:
     return {name: [domain for domain in domains[name] if (name, domain) in run] for name in names}
 
 
-def labels_of(scores: pd.DataFrame) -> list[str]:
+def labels_of(scores: "pd.DataFrame") -> list[str]:
     """The methods: plain baselines first, PatchGen's own last."""
 
     def rank(label: str) -> tuple[int, str]:
@@ -78,14 +76,19 @@ def labels_of(scores: pd.DataFrame) -> list[str]:
     return sorted(scores["method"].unique(), key=rank)
 
 
-def plain_lines(scores: pd.DataFrame, columns: Sequence[Column], part: str) -> list[Line]:
+def plain_lines(scores: "pd.DataFrame", columns: Sequence[Column], part: str) -> list[Line]:
     """One line per method, without SWAD, the paper and commands."""
     by_method = dict(iter(scores.groupby("method")))
     return [Line(label, fill(by_method[label], columns, part)) for label in labels_of(scores)]
 
 
 def method_lines(
-    scores: pd.DataFrame, columns: Sequence[Column], part: str, reference: str, recipe: str, labels: Sequence[str] = ()
+    scores: "pd.DataFrame",
+    columns: Sequence[Column],
+    part: str,
+    reference: str,
+    recipe: str,
+    labels: Sequence[str] = (),
 ) -> list[Line]:
     """One line per method, one more with SWAD if it was run, and the paper's lines below."""
     lines: list[Line] = []
@@ -104,7 +107,7 @@ def method_lines(
 
 
 def training_command(
-    scores: pd.DataFrame, group: pd.DataFrame, recipe: str, columns: Sequence[Column]
+    scores: "pd.DataFrame", group: "pd.DataFrame", recipe: str, columns: Sequence[Column]
 ) -> Callable[[Column], str]:
     """The command that fills a line with these scores: its settings with the missing folds, or the recipe."""
 
@@ -125,7 +128,7 @@ def training_command(
     return command
 
 
-def _lacking(scores: pd.DataFrame, column: Column, columns: Sequence[Column]) -> tuple[str, list[str]] | None:
+def _lacking(scores: "pd.DataFrame", column: Column, columns: Sequence[Column]) -> tuple[str, list[str]] | None:
     """The first data set of a column for which the line lacks folds, and all folds of it that the table asks for."""
     has = scores[(scores["metric"] == column.metric) & (scores["checkpoint"] == column.checkpoint)]
     for dataset in column.folds:
@@ -138,7 +141,7 @@ def _lacking(scores: pd.DataFrame, column: Column, columns: Sequence[Column]) ->
 # Unseen domains
 
 
-def fold_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def fold_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """One table per data set and setup: unseen domains across, and their average; then the other scores."""
     for dataset, group in by_data(scores[(scores["task"] == "mdg") & ~_oracle(scores)]):
         reference = dataset.lower() if dataset.lower() in TABLES else "mdg" if dataset in NATURAL else ""
@@ -152,7 +155,7 @@ def fold_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         yield from metric_grids(dataset, group, part)
 
 
-def metric_grids(dataset: str, scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def metric_grids(dataset: str, scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """The other scores of a data set, means over the unseen domains that were run; none if no run has them."""
     scored = scores[scores["path"].isin(scores.loc[scores["metric"].isin(METRICS), "path"])]
     if scored.empty:
@@ -165,13 +168,13 @@ def metric_grids(dataset: str, scores: pd.DataFrame, part: str) -> Iterator[Grid
     yield replace(grid, notes=(first, *grid.notes[1:]))
 
 
-def dataset_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def dataset_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """The natural data sets side by side (Table 1), LayerNorm against full fine-tuning (Table 9), and Table 2."""
     for group in by_setup(scores[(scores["task"] == "mdg") & scores["data"].isin(NATURAL)]):
         yield from _natural_grids(group, part)
 
 
-def _natural_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def _natural_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     columns, labels = dataset_columns(scores), labels_of(scores)
 
     def grid(kind: str, reference: str, recipe: str, shown: Sequence[str] = (), rivals: Sequence[str] = ()) -> Grid:
@@ -189,7 +192,7 @@ def _natural_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         yield grid("causal", "mdg_causal", "causal", ["patchgen@full"], ("CI-DGA", "SMIDG", "BFMix", "CauRDG"))
 
 
-def dataset_columns(scores: pd.DataFrame, checkpoint: str = "selected", group: str = "") -> list[Column]:
+def dataset_columns(scores: "pd.DataFrame", checkpoint: str = "selected", group: str = "") -> list[Column]:
     """One column per data set, averaged over the folds that were run, and the average of the data sets."""
     folds, columns = folds_of(scores), []
     all_domains = dict(scores[["data", "domains"]].drop_duplicates("data").to_numpy())
@@ -207,7 +210,7 @@ def dataset_columns(scores: pd.DataFrame, checkpoint: str = "selected", group: s
 # Unknown classes
 
 
-def discovery_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
+def discovery_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
     """All / known / unknown accuracy with an unseen domain, one table per data set and setup."""
     for dataset, group in by_data(scores[scores["task"] == "mdg_gcd"]):
         domains = folds_of(group)[dataset] if dataset.startswith("oracle-") else group["domains"].iloc[0]
@@ -218,7 +221,7 @@ def discovery_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         yield make_grid("mdg-gcd", title, group, columns, lines, part, data=dataset, reference=reference, figure="bars")
 
 
-def stream_grids(scores: pd.DataFrame) -> Iterator[Grid]:
+def stream_grids(scores: "pd.DataFrame") -> Iterator[Grid]:
     """All / known / unknown accuracy of each session of a stream, on its own images, per stream and setup."""
     part = "transductive"
     for dataset, group in by_data(scores[scores["task"] == "ccd"]):
@@ -242,7 +245,7 @@ def _aku_columns(dataset: str, domains: Sequence[str], paper: str) -> list[Colum
 # The oracle suite
 
 
-def oracle_grids(scores: pd.DataFrame) -> Iterator[Grid]:
+def oracle_grids(scores: "pd.DataFrame") -> Iterator[Grid]:
     """Oracle sets across; then the quality of the masks, if the predictive patches are known.
 
     The paper has no such numbers, so both are of the whole unseen domain, as in the demo.
@@ -262,7 +265,7 @@ def oracle_grids(scores: pd.DataFrame) -> Iterator[Grid]:
                 yield make_grid("masks", title, masked, columns, plain_lines(masked, columns, part), part, data=name)
 
 
-def mask_columns(scores: pd.DataFrame, folds: Mapping[str, Sequence[str]]) -> list[Column]:
+def mask_columns(scores: "pd.DataFrame", folds: Mapping[str, Sequence[str]]) -> list[Column]:
     """The mask's statistics, each beside that of the same mask before training, if it is recorded."""
     names = {f"{prefix}{name}": text + after for name, text in MASKS.items()
              for prefix, after in (("", ""), ("untrained_", ", untrained"))}  # fmt: skip
@@ -271,5 +274,5 @@ def mask_columns(scores: pd.DataFrame, folds: Mapping[str, Sequence[str]]) -> li
             if name in MASKS or f"mask: {name}" in recorded]  # fmt: skip
 
 
-def _oracle(scores: pd.DataFrame) -> pd.Series[bool]:
+def _oracle(scores: "pd.DataFrame") -> "pd.Series[bool]":
     return scores["data"].str.startswith("oracle-")

@@ -5,8 +5,6 @@ tables/NAME.csv  tables/NAME.tex         one file per table: every cell with its
 figures/NAME.png  .svg  .csv             one figure per table, with its data
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +52,7 @@ class Report:
         return "\n".join([f"{len(self.grids)} tables from {self.runs} runs; {left}", *reasons])
 
 
-def make_grids(scores: pd.DataFrame, part: str) -> list[Grid]:
+def make_grids(scores: "pd.DataFrame", part: str) -> list[Grid]:
     """All tables of the runs, each with a unique name."""
     grids = [
         *dataset_grids(scores, part), *fold_grids(scores, part), *discovery_grids(scores, part), *stream_grids(scores),

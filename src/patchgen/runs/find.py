@@ -1,7 +1,5 @@
 """Manage run folders: find them, describe them, compare two, clean up."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

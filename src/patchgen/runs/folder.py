@@ -6,8 +6,6 @@ Every file is written under a temporary name and then renamed. Records are appen
 length, so those that a killed run wrote later are dropped and recomputed. Checksums reject corrupted files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -97,7 +95,7 @@ class RunFolder(WorkFolder):
         self.listeners: list[Callable[[RunFolder], object]] = []  # called after each record
 
     @classmethod
-    def create(cls, parent: str | Path, config: Settings, name: str, data: str = "") -> RunFolder:
+    def create(cls, parent: str | Path, config: Settings, name: str, data: str = "") -> "RunFolder":
         """Open or create the folder ``parent/name``; `data` is the fingerprint of the data, for ``env.json``."""
         run = cls(Path(parent) / name)
         run.data = data
@@ -116,7 +114,7 @@ class RunFolder(WorkFolder):
         return run
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
+    def open(cls, path: str | Path) -> "RunFolder":
         """An existing run folder; otherwise an error that suggests the right one."""
         if not (Path(path) / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")

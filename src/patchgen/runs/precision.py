@@ -4,8 +4,6 @@ It affects results, so it is resolved before a run is named. A run keeps the pre
 `auto` finds a run of these settings in the other precision, it resumes that one, also on another machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +49,7 @@ def computes_bf16(accelerator: str) -> bool:
     return accelerator in ("auto", "cpu") and not has_mps and native_bf16()
 
 
-def computes_half(device: torch.device, precision: Wanted) -> bool:
+def computes_half(device: "torch.device", precision: Wanted) -> bool:
     """Whether to use bfloat16; ValueError if it was named and kills processes on this machine."""
     if precision == "auto":
         return computes_bf16(device.type)

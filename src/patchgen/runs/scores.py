@@ -8,8 +8,6 @@ source validation (learning rates, loss weights of the grid, hyper-parameters). 
 the second is called `name (2)`.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -211,7 +209,7 @@ Facts = dict[str, Any]
 Score = tuple[str, str, str, str, float, int]
 
 
-def read_runs(folders: Iterable[str | Path]) -> tuple[pd.DataFrame, list[Skipped]]:
+def read_runs(folders: Iterable[str | Path]) -> "tuple[pd.DataFrame, list[Skipped]]":
     """The scores of all finished runs below the folders, each run once, and the folders that were skipped."""
     import pandas as pd
 

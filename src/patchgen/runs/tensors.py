@@ -1,7 +1,5 @@
 """Checkpoints and predictions: one safetensors file each, with its facts and a checksum of both in the header."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence

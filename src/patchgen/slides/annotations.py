@@ -10,8 +10,6 @@ or have no class are ignored and counted. QuPath's classes with a trailing `*`, 
 A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -142,7 +140,7 @@ def _features(path: Path) -> list[dict[str, Any]]:
     return features
 
 
-def _area(geometry: dict[str, Any]) -> BaseGeometry:
+def _area(geometry: dict[str, Any]) -> "BaseGeometry":
     """The valid area of a polygon with its holes, of several, or of those of a collection."""
     import shapely
     from shapely.geometry import shape
@@ -155,7 +153,7 @@ def _area(geometry: dict[str, Any]) -> BaseGeometry:
     return whole
 
 
-def _shares(shapes: Mapping[str, list[BaseGeometry]], boxes: Sequence[Box], origin: Sequence[float]) -> list[Share]:
+def _shares(shapes: "Mapping[str, list[BaseGeometry]]", boxes: Sequence[Box], origin: Sequence[float]) -> list[Share]:
     """Of each box the share in every class that covers any of it, and in any class."""
     import shapely
     from shapely.affinity import translate
@@ -177,7 +175,7 @@ def _shares(shapes: Mapping[str, list[BaseGeometry]], boxes: Sequence[Box], orig
     return shares
 
 
-def _draw(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scale: tuple[float, float]) -> bytes:
+def _draw(shapes: "Mapping[str, list[BaseGeometry]]", size: tuple[int, int], scale: tuple[float, float]) -> bytes:
     """The shapes as a picture of bytes 0 and 1, row by row."""
     import shapely
     from PIL import Image, ImageDraw

@@ -10,8 +10,6 @@ tiles are resampled (bootstrap, 95 %). It says how much the number depends on wh
 whether the model is right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

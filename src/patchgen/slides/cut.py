@@ -7,8 +7,6 @@ tissue outside every annotation counts as a separate class. A tile without such 
 folder of a slide gets its name when it is complete: PNG files, `tiles.csv` and `slide.json`.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from collections import Counter

@@ -9,8 +9,6 @@ A map has one value per tile, colours fixed to 0..1, and is empty without tissue
 smoothing, which would suggest a finer resolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ An annotation belongs to the slide with the same name: `b.geojson` or `b.svs.geo
 slide itself. All of it is checked before the first slide is opened.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ Pillow writes TIFFs in strips only, which slide viewers cannot page through; thi
 need: classic TIFF, 8-bit RGB, square tiles, deflate, resolution in pixels per centimetre.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ While predicting, memory holds two batches, whatever the slide's size. A resumed
 uninterrupted one, and so produces the same file.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,8 +10,6 @@ Coordinates are pixels of level 0, the slide's full resolution, counted from its
 child process: if a forged slide makes it crash or hang, only that slide is lost.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from contextlib import ExitStack
@@ -58,7 +56,7 @@ def require_openslide() -> None:
         raise ValueError(INSTALL) from error
 
 
-def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
+def open_slide(path: str | Path, mpp: float | None = None) -> "Slide":
     """Open a slide of any format that OpenSlide reads; UnreadableSlide if it cannot be, or its scale is unknown.
 
     `mpp`, microns per pixel of level 0, overrides the value in the file.

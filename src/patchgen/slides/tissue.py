@@ -12,8 +12,6 @@ the noise of empty glass from counting as tissue; a slide that is tissue from ed
 and parts of it may be left out (docs/use/slides.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ PatchGen must be at the same path everywhere. A task that loses its worker, reac
 started again and resumes from the last evaluation.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

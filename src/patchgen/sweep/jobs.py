@@ -3,8 +3,6 @@
 All state is in the work's folder, so a sweep can be stopped, extended, moved and resumed, by one launcher or several.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -4,8 +4,6 @@ It has no state outside the run folders, so it can be killed and restarted, and 
 folder: a run whose lock is held by another process is skipped and checked again at the end.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter, deque

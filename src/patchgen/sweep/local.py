@@ -5,8 +5,6 @@ JSON in, the outcome as a line out. One that dies costs its run one attempt and 
 its input pipe closes and it exits; its run resumes at the next launch.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

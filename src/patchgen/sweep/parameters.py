@@ -3,8 +3,6 @@
 Written from the recipes, and from the run folders that exist.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

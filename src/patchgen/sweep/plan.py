@@ -3,8 +3,6 @@
 Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import Counter, defaultdict
@@ -51,7 +49,7 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
 
 
 def plan_runs(
-    runs: Iterable[PlannedRun], out: str | Path, data: DataSets, jobs: dict[str, Job] | None = None
+    runs: Iterable[PlannedRun], out: str | Path, data: "DataSets", jobs: dict[str, Job] | None = None
 ) -> list[Job]:
     """The jobs of single runs, added to `jobs`; one that is there already gets another label."""
     jobs = {} if jobs is None else jobs
@@ -97,7 +95,7 @@ class DataSets:
             self._tables[key] = table, fingerprint(table)
         return self._tables[key]
 
-    def stream(self, config: StreamConfig) -> tuple[Stream, str]:
+    def stream(self, config: StreamConfig) -> "tuple[Stream, str]":
         key = json.dumps([config.data, config.schedule, config.holdout])
         if key not in self._streams:
             from patchgen.ccd.data import make_stream

@@ -4,8 +4,6 @@ Values that all runs share, a `grid` whose lists are combined, and `rows` of nam
 with the whole grid. With `random` and `trials`, each combination is run with several random draws of some settings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

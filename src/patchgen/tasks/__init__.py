@@ -8,8 +8,6 @@
 `patchgen.ccd`, imported only for its runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A fold: the rows of the table for training, selection and scoring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

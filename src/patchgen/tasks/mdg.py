@@ -4,8 +4,6 @@ Training uses the "in" part of the source domains, validation their "out" part. 
 and, as usual in the literature, on its "in" part (80 %). Without an unseen domain (`none`) nothing is scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

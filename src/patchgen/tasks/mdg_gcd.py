@@ -9,8 +9,6 @@ The unlabelled pool contains only unknown classes, as in the paper, or (``mixed`
 usual in practice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -7,8 +7,6 @@
 A score that is undefined is None, never NaN: the AUROC of a class needs images of that class and of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

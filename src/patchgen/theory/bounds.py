@@ -5,8 +5,6 @@ Phi_m = vec(m_1 z_1, ..., m_P z_P). Heads have norms at most Lambda = 1. Numbers
 Propositions 3.1 to 3.3, Corollary 3.1, and the appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

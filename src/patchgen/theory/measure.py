@@ -1,7 +1,5 @@
 """Each inequality with a mask, a map G and a fitted head: on oracle images, where premises hold, and on a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +38,7 @@ class Selection:
         """The largest |learned - oracle| over the samples."""
         return float(np.linalg.norm(self.learned - self.oracle, axis=1).max())
 
-    def only(self, rows: np.ndarray) -> Selection:
+    def only(self, rows: np.ndarray) -> "Selection":
         return Selection(self.name, self.patches.only(rows), self.mask[rows], self.learned[rows], self.oracle[rows])
 
     def risks(self, head: Head) -> dict[str, DomainRisk]:
@@ -340,7 +338,7 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None,
     return {"rows": [asdict(replace(row, size=size, premises="approximate")) for row in rows], "facts": facts}
 
 
-def _read(subject: Subject, rows: np.ndarray, tick: Tick) -> tuple[Patches, Selection]:
+def _read(subject: "Subject", rows: np.ndarray, tick: Tick) -> tuple[Patches, Selection]:
     """u_p, and z+ under the learned and under the true mask, of rows of the run's table."""
     import torch
 

@@ -4,8 +4,6 @@ The `local` set keeps a domain's style and noise off C*. Coupled domains show th
 of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -35,7 +33,7 @@ class Patches:
         """(N,) bool: the images of a domain."""
         return self.domain == self.domains.index(name)
 
-    def only(self, rows: np.ndarray) -> Patches:
+    def only(self, rows: np.ndarray) -> "Patches":
         return Patches(self.z[rows], self.truth[rows], self.label[rows], self.domain[rows], self.domains)
 
 

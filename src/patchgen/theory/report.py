@@ -1,7 +1,5 @@
 """What `patchgen theory` shows and writes: tables of measured values next to their bounds, and a figure over s."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

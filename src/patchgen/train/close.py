@@ -14,8 +14,6 @@ the weight of a patch relative to the average patch of its image. The displayed 
 Only the displayed mask changes, never what the classifier reads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -48,7 +46,7 @@ STRONG = 2.0  # the logit of 0.88
 Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask that replaces the model's own
 
 
-def close_run(trainer: FoldTrainer) -> None:
+def close_run(trainer: "FoldTrainer") -> None:
     run, fabric = trainer.run, trainer.fabric
     tensors, facts = load_tensors(run.checkpoint("selected"))
     fabric.barrier()  # no rank continues before all have read it
@@ -67,7 +65,7 @@ def close_run(trainer: FoldTrainer) -> None:
     fabric.barrier()
 
 
-def _untrained_mask(trainer: FoldTrainer) -> dict[str, float]:
+def _untrained_mask(trainer: "FoldTrainer") -> dict[str, float]:
     """The mask figures before any step, on some images: what training has added; empty without a mask to compare."""
     start = trainer.run.checkpoint(UNTRAINED)
     if not (start.exists() and trainer.fold.test and trainer.model.has_mask and trainer.method.mask == "learned"):
@@ -79,7 +77,7 @@ def _untrained_mask(trainer: FoldTrainer) -> dict[str, float]:
     return {f"{UNTRAINED}_{name}": value for name, value in mask_record(parts).get("mask", {}).items()}
 
 
-def _load(trainer: FoldTrainer, tensors: dict[str, Tensor]) -> None:
+def _load(trainer: "FoldTrainer", tensors: dict[str, Tensor]) -> None:
     """Load tensors into the model; a mask with a level is calibrated, in `tensors` too."""
     load_trained(trainer.model, tensors)
     selector = trainer.model.select
@@ -92,7 +90,7 @@ def _load(trainer: FoldTrainer, tensors: dict[str, Tensor]) -> None:
         load_trained(trainer.model, tensors)
 
 
-def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+def _report(trainer: "FoldTrainer", name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """Calibrate a checkpoint's mask if it has a level, save it, and score it."""
     _load(trainer, tensors)
     if (isinstance(trainer.model.select, Selector) or name == "swad") and trainer.fabric.is_global_zero:
@@ -100,7 +98,7 @@ def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: 
     return _score(trainer, name, facts) if trainer.fold.test else {}
 
 
-def _score(trainer: FoldTrainer, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _score(trainer: "FoldTrainer", name: str, facts: dict[str, Any]) -> dict[str, Any]:
     """The record of the loaded checkpoint on the unseen domain; its predictions are saved with the run."""
     fold, evaluate = trainer.fold, trainer.evaluate
     unseen = np.concatenate(list(fold.test.values()))

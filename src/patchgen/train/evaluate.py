@@ -1,7 +1,5 @@
 """Scoring: large batches, no gradients, and frozen features are computed only once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -36,7 +34,7 @@ class Evaluation:
     probabilities: np.ndarray  # (N, C) float32; C is the side of the confusion matrix
     values: dict[str, np.ndarray]  # (N,) each
 
-    def part(self, images: np.ndarray) -> Evaluation:
+    def part(self, images: np.ndarray) -> "Evaluation":
         """The results of some of the images, by position or mask."""
         values = {name: column[images] for name, column in self.values.items()}
         return Evaluation(self.label[images], self.probabilities[images], values)
@@ -74,7 +72,7 @@ class Reader:
     """
 
     def __init__(
-        self, fabric: SingleDevice | Fabric, model: Classifier, store: ImageStore, tokens: np.ndarray | None = None
+        self, fabric: "SingleDevice | Fabric", model: Classifier, store: ImageStore, tokens: np.ndarray | None = None
     ) -> None:
         self.fabric: Any = fabric
         self.model, self.store, self.tokens = model, store, tokens

@@ -4,8 +4,6 @@ Resuming a killed run from its last evaluation reproduces the uninterrupted run 
 to score the reported checkpoints.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -67,7 +65,7 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
             ) from error
 
 
-def _fabric(config: Config) -> SingleDevice | Fabric:
+def _fabric(config: Config) -> "SingleDevice | Fabric":
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
     assert config.precision != "auto"  # resolved by `train`
     external = "TORCHELASTIC_RUN_ID" in os.environ or _is_slurm_task()
@@ -95,7 +93,7 @@ def _is_slurm_task() -> bool:
     return False
 
 
-def _work(fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
+def _work(fabric: "SingleDevice | Fabric", config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     use_threads(config.threads)
     set_matmul_precision(config.precision)
     with deterministic(config.deterministic):
@@ -108,7 +106,7 @@ class FoldTrainer(Trainer):
     model: Classifier
 
     def __init__(
-        self, fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False
+        self, fabric: "SingleDevice | Fabric", config: Config, run: RunFolder, fold: Fold, quiet: bool = False
     ) -> None:
         super().__init__(run, fabric, quiet or not fabric.is_global_zero)
         self.config, self.fold = config, fold

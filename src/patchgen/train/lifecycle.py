@@ -8,8 +8,6 @@
 A loop is a `Trainer`, with a resumable state and the named values of its steps.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping

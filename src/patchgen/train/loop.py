@@ -5,8 +5,6 @@ a balanced batch, sums the method's named losses once, and updates. At an evalua
 domains are scored, a record is written, and the whole state is saved.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
 
 
-def fit(trainer: FoldTrainer) -> None:
+def fit(trainer: "FoldTrainer") -> None:
     """Train from the trainer's first step to the last, with an evaluation every `eval_every` steps."""
     config, last = trainer.config, trainer.config.steps - 1
     title = f"{config.method}, " + (f"unseen {trainer.fold.unseen}" if trainer.fold.test else "all domains")
@@ -50,7 +48,7 @@ def fit(trainer: FoldTrainer) -> None:
                 clock = time.monotonic()
 
 
-def take_step(step: Step) -> None:
+def take_step(step: "Step") -> None:
     """One optimiser step of a method."""
     method = step.method
     method.begin_step(step)

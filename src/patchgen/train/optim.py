@@ -3,8 +3,6 @@
 The optimiser (Adam, AdamW or SGD) and the schedule are the method's, unless the settings name others.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

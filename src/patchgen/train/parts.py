@@ -1,7 +1,5 @@
 """`--micro-batch`: how many images go through the network at once, and a pass over a batch in parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from patchgen.train.lifecycle import Trainer
 
 
-def images_at_once(trainer: FoldTrainer) -> int:
+def images_at_once(trainer: "FoldTrainer") -> int:
     size, config = trainer.batch_size, trainer.config
     if not indivisible(trainer.method, trainer.model):
         return what_fits(trainer, size, trainer.model)
@@ -38,7 +36,7 @@ def indivisible(method: Method, model: Classifier) -> bool:
     return method.whole_batch or hooked
 
 
-def what_fits(trainer: Trainer, size: int, forward: Callable[[Tensor], Output]) -> int:
+def what_fits(trainer: "Trainer", size: int, forward: Callable[[Tensor], Output]) -> int:
     """How many of `size` images go through the network at once: as set, or on a GPU the most that fit."""
     runtime, side, wanted = trainer.fabric, trainer.config.image_size, trainer.config.images_at_once(size)
 

@@ -1,7 +1,5 @@
 """Human-readable output of a run: one line per evaluation during training, and ``summary.md`` in its folder."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +21,7 @@ SCORES = {
 }  # in addition to accuracy, if recorded
 
 
-def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
+def summarize(run: RunFolder, config: Config, fold: "Fold") -> str:
     """The text of ``summary.md``."""
     table, evaluations, tests = fold.table, run.records("evaluation"), run.records("test")
     lines = [

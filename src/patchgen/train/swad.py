@@ -17,8 +17,6 @@ Memory does not grow with the run: before the valley the last N_s evaluations ar
 row share one pending mean, because they are averaged together or dropped together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ class RunningMean:
         for name, mean in self.tensors.items():
             mean.lerp_(values[name].detach().to(mean.dtype), weight / self.count)
 
-    def merge(self, other: RunningMean) -> None:
+    def merge(self, other: "RunningMean") -> None:
         """Add every sample of `other`."""
         self.add(other.tensors, other.count)
 

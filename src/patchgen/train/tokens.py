@@ -4,8 +4,6 @@ The file is named by all that the tokens depend on: the content of the images, t
 number of blocks. A second fit with other folds, methods or learning rates only reads it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

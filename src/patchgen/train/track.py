@@ -9,8 +9,6 @@ continuous line, without values that were dropped on resume. Nothing is sent ove
 asks for it: WANDB_MODE=online, or MLFLOW_TRACKING_URI with the address of a server.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -43,7 +41,7 @@ class Tracker:
         self.writer: Any = None  # opened by the recording process, which may be a child of this one
         self.written = 0
 
-    def __call__(self, run: RunFolder) -> None:
+    def __call__(self, run: "RunFolder") -> None:
         if self.writer is None:
             self.writer = self.open(run)
         records = [record for record in run.records() if record["kind"] in KINDS]
@@ -52,7 +50,7 @@ class Tracker:
             self.write(values, record.get("step", number))  # epochs are counted through all stages
         self.written = len(records)
 
-    def open(self, run: RunFolder) -> Any:
+    def open(self, run: "RunFolder") -> Any:
         """A new, empty writer."""
         from torch.utils.tensorboard import SummaryWriter
 
@@ -78,7 +76,7 @@ class WandbTracker(Tracker):
 
     package, title, extra = "wandb", "Weights & Biases", "wandb"
 
-    def open(self, run: RunFolder) -> Any:
+    def open(self, run: "RunFolder") -> Any:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
         import wandb
 
@@ -109,7 +107,7 @@ class MlflowTracker(Tracker):
 
     package, title, extra = "mlflow", "MLflow", "mlflow"
 
-    def open(self, run: RunFolder) -> Any:
+    def open(self, run: "RunFolder") -> Any:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # these two are read when mlflow is imported
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.exceptions import MlflowException

@@ -1,7 +1,5 @@
 """The viewer: a local page with a model's predictions, its maps and the records of its run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MEGABYTE = 1 << 20

@@ -1,7 +1,5 @@
 """Predictions, masks, rankings and predictions with patches removed, as JSON for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ GET  /api/health  /api/models  /api/models/ID  /api/models/ID/examples  /api/run
 POST /api/predict (multipart: model, image, image, ...)  /api/score  /api/example  /api/rankings  /api/perturb
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

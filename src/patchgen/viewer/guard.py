@@ -6,8 +6,6 @@ are read completely, in memory, within limits of size and time. Starlette's `Tru
 addresses nor `Origin`, and nothing in Starlette or uvicorn limits bodies, slow headers or slow readers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

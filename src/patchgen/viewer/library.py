@@ -1,7 +1,5 @@
 """The models and runs of the viewer, by id: no request ever contains a path."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 A child process with limits decodes them: a file that hangs or crashes its decoder affects no other.
 """
 
-from __future__ import annotations
-
 import io
 import secrets
 import threading

@@ -8,8 +8,6 @@
 Forking is safe only while this process has a single thread, so nothing but imports may ever run in it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import resource

@@ -4,8 +4,6 @@ Each leaves either the right result or one clear sentence, and what was good bef
 is gone, the same command ends with the numbers of an unbroken run.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """What the faults happen to: a few drawn images, settings of a run of seconds, what must come out, and what came."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -42,7 +40,7 @@ class Line:
     slowest: float = 0.0  # seconds of one input
     peak: int = 0  # bytes of memory of a process
 
-    def add(self, other: Line) -> None:
+    def add(self, other: "Line") -> None:
         for name in ("tried", "hit", "wrong"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.slowest, self.peak = max(self.slowest, other.slowest), max(self.peak, other.peak)

@@ -4,8 +4,6 @@ Whatever they are, a command ends soon and in words, what is good among them is 
 given folders is written.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

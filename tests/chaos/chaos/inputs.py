@@ -4,8 +4,6 @@ Inputs are drawn by hypothesis from a seed and go to a warm child some at a time
 tried one by one, so that each is blamed for itself alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

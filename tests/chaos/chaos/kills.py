@@ -5,8 +5,6 @@ after a random time, half right before a random file operation (an open for writ
 truncation). At the end nothing hidden may be left over.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 name, content = build({"base": "palette.png", "change": "cut", "seed": 7})
 """
 
-from __future__ import annotations
-
 import io
 import random
 import struct

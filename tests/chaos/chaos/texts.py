@@ -3,8 +3,6 @@
 Sizes are kept so small that an input which happens to be right is trained in a second.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import string
 from typing import Any, Literal, get_args, get_origin, get_type_hints

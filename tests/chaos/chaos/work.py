@@ -3,8 +3,6 @@
 Each process prepares a folder of its own. The seed alone decides what is tried, however many processes there are.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
