@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.data import content
-from patchgen.data.content import digests
+from patchgen.data import images
+from patchgen.data.images import digests
 from patchgen.data.table import read_table
 
 WORDS = "--unseen b --method lp --backbone tiny --image-size 28 --steps 2 --batch-per-domain 2 --val-images 2 --quiet"
@@ -36,8 +36,8 @@ def invert(file: Path) -> None:
 
 def test_a_file_is_read_again_only_where_it_may_be_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, read = read_table(folder), []
-    digest = content._digest
-    monkeypatch.setattr(content, "_digest", lambda file: read.append(file) or digest(file))
+    digest = images._digest
+    monkeypatch.setattr(images, "_digest", lambda file, size: read.append(file) or digest(file, size))
     first = digests(table)
     assert np.array_equal(digests(table), first) and len(read) == len(table)
     invert(folder / "a" / "left" / "3.bmp")
@@ -49,7 +49,7 @@ def test_a_file_is_read_again_only_where_it_may_be_another(folder: Path, monkeyp
 def test_a_damaged_store_is_made_again(folder: Path) -> None:
     table = read_table(folder)
     first = digests(table)
-    for store in (content.cache_dir() / "content").glob("*.npy"):
+    for store in (images.cache_dir() / "content").glob("*.npy"):
         store.write_bytes(b"nothing")
     assert np.array_equal(digests(table), first)
 

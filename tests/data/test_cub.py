@@ -29,35 +29,33 @@ def write(root: Path, images: dict[int, str] | None = None, **lists: list[str] |
 
 
 def test_rows_labels_and_parts(tmp_path: Path) -> None:
-    cub = read_cub(write(tmp_path / "CUB_200_2011"))
-    assert cub.table.paths == tuple(f"images/{path}" for path in IMAGES.values())
-    assert cub.table.classes == ("001.Auk", "002.Jay", "003.Tern") and cub.table.label.tolist() == [0, 0, 1, 1, 2]
-    assert cub.train.tolist() == [0, 3, 4] and cub.test.tolist() == [1, 2]
-    assert all(cub.table.file(i).is_file() for i in range(5))
-    assert cub.notes == ("CUB: a subset, 3 of 5,994 train images and 2 of 5,794 test images",)
+    table, test, notes = read_cub(write(tmp_path / "CUB_200_2011"))
+    assert table.paths == tuple(f"images/{path}" for path in IMAGES.values())
+    assert table.classes == ("001.Auk", "002.Jay", "003.Tern") and table.label.tolist() == [0, 0, 1, 1, 2]
+    assert test.tolist() == [1, 2] and all(file.is_file() for file in table.files)
+    assert notes == ("CUB: a subset, 3 of 5,994 train images and 2 of 5,794 test images",)
     assert is_cub(tmp_path / "CUB_200_2011") and not is_cub(tmp_path)
 
 
 def test_the_join_is_by_id_not_by_line(tmp_path: Path) -> None:
-    straight = read_cub(write(tmp_path / "a"))
+    straight, test, _ = read_cub(write(tmp_path / "a"))
     turned = {name.replace(".", "_"): lines[k:] + lines[:k] for k, (name, lines) in enumerate(LISTS.items(), 1)}
-    other = read_cub(write(tmp_path / "b", **turned))
-    assert other.table.paths == straight.table.paths and other.table.classes == straight.table.classes
-    assert other.table.label.tolist() == straight.table.label.tolist()
-    assert other.train.tolist() == straight.train.tolist()
+    other, other_test, _ = read_cub(write(tmp_path / "b", **turned))
+    assert other.paths == straight.paths and other.classes == straight.classes
+    assert other.label.tolist() == straight.label.tolist() and other_test.tolist() == test.tolist()
 
 
 def test_missing_images_are_said_and_left_out(tmp_path: Path) -> None:
-    cub = read_cub(write(tmp_path, {1: IMAGES[1], 4: IMAGES[4]}))
-    assert cub.table.paths == ("images/001.Auk/a_1.jpg", "images/002.Jay/j 2.jpg")
-    assert cub.table.label.tolist() == [0, 1] and len(cub.table.classes) == 3  # ids stay as they are
-    assert cub.notes[0] == "CUB: 3 of 5 listed images are not there, first '001.Auk/a_2.jpg'"
+    table, _, notes = read_cub(write(tmp_path, {1: IMAGES[1], 4: IMAGES[4]}))
+    assert table.paths == ("images/001.Auk/a_1.jpg", "images/002.Jay/j 2.jpg")
+    assert table.label.tolist() == [0, 1] and len(table.classes) == 3  # ids stay as they are
+    assert notes[0] == "CUB: 3 of 5 listed images are not there, first '001.Auk/a_2.jpg'"
 
 
 def test_lists_may_name_more_images(tmp_path: Path) -> None:
-    cub = read_cub(write(tmp_path, images_txt=LISTS["images.txt"][:3]))
-    assert len(cub.table) == 3 and cub.train.tolist() == [0]
-    assert cub.notes[0] == "CUB: train_test_split.txt names 2 images that images.txt does not have"
+    table, test, notes = read_cub(write(tmp_path, images_txt=LISTS["images.txt"][:3]))
+    assert len(table) == 3 and test.tolist() == [1, 2]
+    assert notes == ("CUB: a subset, 1 of 5,994 train images and 2 of 5,794 test images",)
 
 
 ERRORS: dict[str, tuple[dict[str, list[str] | None], str]] = {
@@ -65,13 +63,13 @@ ERRORS: dict[str, tuple[dict[str, list[str] | None], str]] = {
     "no label": ({"image_class_labels_txt": ["1 1", "2 1", "3 2"]}, "labels.txt' gives 2 of the 5.*first image 4"),
     "class": ({"image_class_labels_txt": ["1 1", "2 9", "3 2", "4 2", "5 3"]}, "1 of the 5 .*image 2 .'9'"),
     "part": ({"train_test_split_txt": ["1 1", "2 0", "3 yes", "4 1", "5 1"]}, r"\['0', '1'\], first image 3 .'yes'"),
-    "id twice": ({"images_txt": ["1 a.jpg", "1 b.jpg"]}, "images.txt', line 2: the id 1 appears twice"),
-    "no id": ({"classes_txt": ["1 001.Auk", "Jay"]}, "classes.txt', line 2: expected a number.*'Jay'"),
-    "no value": ({"classes_txt": ["1"]}, "line 1: expected a number, a space and a value"),
+    "id twice": ({"images_txt": ["1 a.jpg", "1 b.jpg"]}, "images.txt', line 2: expected a new number"),
+    "no id": ({"classes_txt": ["1 001.Auk", "Jay"]}, "classes.txt', line 2: expected a new number.*'Jay'"),
+    "no value": ({"classes_txt": ["1"]}, "line 1: expected a new number, a space and a value"),
     "parent": ({"images_txt": ["1 ../outside.jpg"]}, "leads out of the folder"),
     "absolute": ({"images_txt": ["1 /etc/passwd"]}, "leads out of the folder"),
     "parents inside": ({"images_txt": ["1 001.Auk/../../../outside.jpg"]}, "leads out of the folder"),
-    "empty": ({"images_txt": [""]}, "images.txt' is empty"),
+    "empty": ({"images_txt": [""]}, "none of the 0 listed images"),
 }
 
 

@@ -19,9 +19,8 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.commands.inputs import find_images
 from patchgen.common.child_process import child_environment, python
-from patchgen.data.content import digests
 from patchgen.data.doctor import examine, inspect_files
-from patchgen.data.images import ImageStore, UnreadableImage, decode
+from patchgen.data.images import ImageStore, UnreadableImage, decode, digests
 from patchgen.data.listing import list_images
 from patchgen.data.safe_open import open_image
 from patchgen.data.table import read_table

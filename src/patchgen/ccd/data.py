@@ -96,8 +96,7 @@ def _read(data: str | Path) -> tuple[Table, np.ndarray | None, tuple[str, ...]]:
     if is_cifar(folder):
         return read_cifar(folder)
     if is_cub(folder):
-        cub = read_cub(folder)
-        return cub.table, cub.test, cub.notes
+        return read_cub(folder)
     for child in visible_folders(folder) if folder.is_dir() else ():
         if is_cifar(child) or is_cub(child):
             raise ValueError(f"'{folder}' contains a data set; pass '{child}' itself")

@@ -1,13 +1,12 @@
-"""The registered benchmarks: their layout on disk, their content, and the names of their classes.
-
-An entry states only confirmed facts: a version lists only the domains with known counts.
-"""
+"""The registered benchmarks, from `benchmarks.toml`: their layout on disk, their content, and their class names."""
 
 import itertools
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean, name_key
@@ -56,12 +55,15 @@ class Benchmark:
         merged = (c for pattern, c in self.class_rules if re.fullmatch(pattern, name_key(name)))
         return exact.get(name_key(name)) or next(merged, None)
 
+    def has_domains(self, folder: Path) -> bool:
+        """Whether a folder contains at least two of the domains."""
+        return len({self.domain_of(child.name) for child in visible_folders(folder)} - {None}) >= 2
+
     def find_root(self, folder: Path) -> Path:
         """The folder itself if it holds the domains, else the benchmark's folder inside it."""
-        children = visible_folders(folder)
-        if len({self.domain_of(child.name) for child in children} - {None}) >= 2:
+        if self.has_domains(folder):
             return folder
-        for child in children:
+        for child in visible_folders(folder):
             if self.is_called(child.name):
                 return self.find_root(child)
         raise ValueError(
@@ -82,22 +84,23 @@ class Benchmark:
                     f"{self.name}: the folders '{other.name}' and '{folder.name}' both name the domain "
                     f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
                 )
-        parts = {d: self._parts(d, folders[d], {**self.options, **options}) for d in self.domains if d in folders}
-        used = {name: value for _, of_domain in parts.values() for name, value in of_domain.items()}
-        return {domain: places for domain, (places, _) in parts.items()}, used
+        used: dict[str, str] = {}
+        parts = {d: self._parts(d, folders[d], {**self.options, **options}, used) for d in self.domains if d in folders}
+        return parts, used
 
-    def _parts(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
-        """The folders that hold the class folders of a domain, and the options used to find them.
+    def _parts(self, domain: str, folder: Path, options: Mapping[str, str], used: dict[str, str]) -> list[Path]:
+        """The folders that hold the class folders of a domain; options that choose them are added to `used`.
 
         A `+` in an option joins several parts. A folder that contains its class folders directly needs no part: its
         options are then recorded as `.`, a value that can be passed again.
         """
         if (template := self.parts.get(domain)) is None:
-            return [folder], {}
-        used = {name: value for name, value in options.items() if f"{{{name}}}" in template}
+            return [folder]
+        own = {name: value for name, value in options.items() if f"{{{name}}}" in template}
+        used |= own
         children, parents = visible_folders(folder), []
-        for choice in dict.fromkeys(itertools.product(*(value.split("+") for value in used.values()))):
-            part = template.format(**dict(zip(used, choice, strict=True)))
+        for choice in dict.fromkeys(itertools.product(*(value.split("+") for value in own.values()))):
+            part = template.format(**dict(zip(own, choice, strict=True)))
             # archives often add a folder, and some folders are the part itself
             places = [folder / part, *(child / part for child in children)]
             places += [folder] * (name_key(folder.name) == name_key(part))
@@ -105,12 +108,13 @@ class Benchmark:
                 parents.append(parent)
                 continue
             names = [child.name for child in children]
-            if any(map(self.class_of, names)) and all(self.options[name] == value for name, value in used.items()):
-                return [folder], dict.fromkeys(used, ".")
-            change = f", or choose another part with the option {' / '.join(used)}" if used else ""
+            if any(map(self.class_of, names)) and all(self.options[name] == value for name, value in own.items()):
+                used |= dict.fromkeys(own, ".")
+                return [folder]
+            change = f", or choose another part with the option {' / '.join(own)}" if own else ""
             there = ", ".join(names) or "no folder"
             raise ValueError(f"{self.name}: '{folder}' holds no '{part}' (found: {there}). Unpack it there{change}.")
-        return parents, used
+        return parents
 
     def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
         """The patient of each file by `group_pattern`; None if neither the benchmark nor any file names one."""
@@ -126,130 +130,14 @@ class Benchmark:
         return tuple(patient.group(0).upper() for patient in patients if patient)
 
 
-_DOMAIN_NET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-_ENTRIES = (
-    Benchmark(
-        "pacs",
-        "PACS",
-        aliases=("kfold",),  # the folder name in the archive
-        domains=("art_painting", "cartoon", "photo", "sketch"),
-        classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
-        num_classes=7,
-        counts={"9991": {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}},
-        licence="research use",
-        citation="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
-        source="the authors' archive, which unpacks to kfold; place the folder yourself, public links change often",
-    ),
-    Benchmark(
-        "vlcs",
-        "VLCS",
-        domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
-        classes=("bird", "car", "chair", "dog", "person"),
-        num_classes=5,
-        counts={"10729": {"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376}},
-        citation="Fang et al., Unbiased Metric Learning, ICCV 2013",
-        source="the archive used by DomainBed; place the folder yourself",
-        swad_ratio=1.2,
-        checkpoint_every=50,
-        notes="SUN09 has 20 birds and 30 dogs: a 20 % hold-out keeps some 4 and 6 of them, so its scores are noisy.",
-    ),
-    Benchmark(
-        "officehome",
-        "office_home",
-        aliases=("OfficeHomeDataset_10072016",),
-        domains=("Art", "Clipart", "Product", "Real World"),
-        num_classes=65,
-        counts={"15588": {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}},
-        citation="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
-        source="the authors' archive OfficeHomeDataset_10072016; place the folder yourself",
-    ),
-    Benchmark(
-        "terraincognita",
-        "terra_incognita",
-        domains=("location_100", "location_38", "location_43", "location_46"),
-        classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
-        num_classes=10,
-        counts={
-            "24788": {"location_100": 4879, "location_38": 9767, "location_43": 4020, "location_46": 6122},
-            "24330": {"location_100": 4741, "location_38": 9736, "location_43": 3970, "location_46": 5883},
-        },
-        citation="Beery et al., Recognition in Terra Incognita, ECCV 2018",
-        source="Caltech Camera Traps CCT20 (small images and five annotation files) on LILA, sorted into folders",
-        notes="Most published numbers use 24,788 images, no longer obtainable; today's download has 24,330.",
-    ),
-    Benchmark(
-        "domainnet",
-        "domain_net",
-        domains=_DOMAIN_NET,
-        num_classes=345,
-        counts={
-            "586575": dict(zip(_DOMAIN_NET, (48129, 51605, 72266, 172500, 172947, 69128), strict=True)),
-            "raw": dict(zip(_DOMAIN_NET, (48833, 53201, 75759, 172500, 175327, 70386), strict=True)),
-        },
-        citation="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019",
-        source="the authors' six archives (cleaned clipart and painting), minus DomainBed's list of 9,431 duplicates",
-        steps=15001,
-        checkpoint_every=500,
-        notes="Published results use 586,575 images; 'raw' still holds the duplicates.",
-    ),
-    Benchmark(
-        "histopantum",
-        "HISTOPANTUM",
-        domains=("colon", "ovarian", "stomach", "uterus"),
-        classes=("non-tumour", "tumour"),
-        num_classes=2,
-        class_rules=((r".*(non|normal|benign).*", "non-tumour"), (r".*", "tumour")),
-        counts={"14555794": {"colon": 27248}},  # 140,569 tiles in all; the other organs' counts are not confirmed
-        group_pattern=r"(?i)TCGA-[A-Z0-9]+-[A-Z0-9]+",
-        citation="Zamanitajeddin et al., Benchmarking DG Algorithms in Computational Pathology, 2024",
-        source="Zenodo record 14555794",
-        metric="f1",
-        positive="tumour",
-        checkpoint_every=200,
-        notes="140,569 tiles of 224 px from TCGA slides. Tiles of a patient share its look: split by group.",
-    ),
-    Benchmark(
-        "histocolon",
-        "HISTOCOLON",
-        domains=("CRC-TP", "K-16", "K-19"),
-        domain_aliases={
-            "K-16": ("Kather16", "Kather_texture_2016_image_tiles_5000"),
-            "K-19": ("Kather19", "NCT-CRC-HE-100K", "NCT-CRC-HE-100K-NONORM", "CRC-VAL-HE-7K"),
-        },
-        classes=("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM", "CSTR"),
-        num_classes=10,
-        class_rules=(
-            (r"(07)?adipose", "ADI"),
-            (r"(08)?empty|background", "BACK"),
-            (r"(05)?debris", "DEB"),
-            (r"mucus", "MUC"),  # K-16's debris also holds mucus
-            (r"(02)?stroma", "STR"),
-            (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
-            (r"(04)?lympho|inflammatory", "LYM"),
-            (r"(06)?mucosa|benign|normal", "NORM"),
-            (r"(01)?tumou?r", "TUM"),
-            (r"(03)?complex(stroma)?", "CSTR"),
-        ),
-        parts={
-            "CRC-TP": "{crctp_fold}/{crctp_part}",
-            "K-16": "Kather_texture_2016_image_tiles_5000",
-            "K-19": "{k19_part}",
-        },
-        options={"crctp_fold": "Fold2", "crctp_part": "Training", "k19_part": "NCT-CRC-HE-100K"},
-        counts={
-            "100K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 100000},
-            "7K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 7180},
-            "100K+7K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 107180},
-        },
-        licence="K-19: CC BY; the other parts: ask their owners",
-        citation="Javed et al. 2020 (CRC-TP); Kather et al. 2016 (K-16); Kather et al. 2019 (K-19)",
-        source="K-16: Zenodo record 53169; K-19: Zenodo record 1214456; CRC-TP is no longer public, supply your copy",
-        checkpoint_every=200,
-        notes="Domains share only part of the ten classes: with K-19 unseen, no source shows MUC.",
-    ),
-)
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
-BENCHMARKS: dict[str, Benchmark] = {entry.name: entry for entry in _ENTRIES}
+
+_ENTRIES = _tuples(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
+BENCHMARKS = {name: Benchmark(name, **fields) for name, fields in _ENTRIES.items()}
 plugins.open_table("datasets", BENCHMARKS)
 
 
@@ -270,5 +158,4 @@ def match_benchmark(folder: Path) -> Benchmark | None:
         benchmark = get_benchmark(folder.absolute().name)
     except ValueError:
         return None
-    known = {benchmark.domain_of(child.name) for child in visible_folders(folder)} - {None}
-    return benchmark if len(known) >= 2 else None
+    return benchmark if benchmark.has_domains(folder) else None

@@ -129,7 +129,7 @@ def read_photographs(root: Path, domain: str | None = None) -> dict[str, list[st
         rule = f"--domain must be one of {', '.join(domains)}" if domains else "it has no domains; leave out --domain"
         raise ValueError(f"'{root}': {rule}, got {domain or 'none'}{did_you_mean(domain or '', domains)}")
     if is_cub(root):
-        cub = read_cub(root).table
+        cub, _, _ = read_cub(root)
         return {name: [cub.paths[i] for i in np.flatnonzero(cub.label == c)] for c, name in enumerate(cub.classes)}
     parents = folders if flat else visible_folders(root / (domain or domains[0]))
     return {f.name: [(f / name).relative_to(root).as_posix() for name in list_images(f)] for f in parents}

@@ -1,7 +1,6 @@
 """CUB-200-2011 as published: four lists joined on the image id. Copies with fewer images are common, and accepted."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +12,17 @@ FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classe
 OFFICIAL_IMAGES = {"train": 5_994, "test": 5_794}
 
 
-@dataclass(frozen=True, eq=False)
-class Cub:
-    table: Table  # of the images that exist, in the order of img_id; class id 1 is label 0
-    train: np.ndarray  # rows of the official part, ascending
-    test: np.ndarray
-    notes: tuple[str, ...]  # missing parts of the official data
-
-
 def is_cub(folder: Path) -> bool:
     """Whether a folder looks like the official `CUB_200_2011`, perhaps with a list missing."""
     return (folder / "images.txt").is_file() and any((folder / name).is_file() for name in FILES[1:])
 
 
-def read_cub(root: str | Path) -> Cub:
-    """Join the official lists; a subset of the images is accepted with a note, a broken list raises ValueError."""
+def read_cub(root: str | Path) -> tuple[Table, np.ndarray, tuple[str, ...]]:
+    """The images that exist, in the order of their ids, the rows of the official test part, and what is missing."""
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     if lost := [name for name in FILES if not (folder / name).is_file()]:
         raise ValueError(
-            f"'{folder}' lacks {len(lost)} of the {len(FILES)} official lists: {', '.join(lost)}; unpack "
-            "CUB_200_2011 again"
+            f"'{folder}' lacks {len(lost)} of the {len(FILES)} official lists: {', '.join(lost)}; unpack it again"
         )
     paths, class_of, is_train, classes = (_read_list(folder / name) for name in FILES)
     if outside := [path for path in paths.values() if os.path.isabs(path) or ".." in path.split("/")]:
@@ -51,17 +41,14 @@ def read_cub(root: str | Path) -> Cub:
     names, files = tuple(classes[i] for i in sorted(classes)), tuple(f"images/{paths[i]}" for i in ids)
     table = Table(folder, files, ("CUB-200-2011",), names, np.zeros(len(ids), dtype=np.int64), label)
     train = np.array([is_train[i] == "1" for i in ids], dtype=bool)
-
     notes = []
     if gone := sorted(set(paths) - set(ids)):
         notes.append(f"CUB: {len(gone):,} of {len(paths):,} listed images are not there, first '{paths[gone[0]]}'")
-    if unnamed := len(set(is_train) - set(paths)):
-        notes.append(f"CUB: train_test_split.txt names {unnamed:,} images that images.txt does not have")
     counts = {"train": int(train.sum()), "test": int((~train).sum())}
     if counts != OFFICIAL_IMAGES:
         parts = " and ".join(f"{counts[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
         notes.append(f"CUB: a subset, {parts}")
-    return Cub(table, np.flatnonzero(train), np.flatnonzero(~train), tuple(notes))
+    return table, np.flatnonzero(~train), tuple(notes)
 
 
 def _read_list(path: Path) -> dict[int, str]:
@@ -72,11 +59,7 @@ def _read_list(path: Path) -> dict[int, str]:
         raise ValueError(f"'{path}' is no text file ({error}); unpack it again") from error
     for number, line in ((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()):
         key, _, value = line.partition(" ")
-        if not (key.isascii() and key.isdecimal() and value):
-            raise ValueError(f"'{path}', line {number}: expected a number, a space and a value, got {line!r:.80}")
-        if int(key) in values:
-            raise ValueError(f"'{path}', line {number}: the id {key} appears twice; keep one")
+        if not (key.isascii() and key.isdecimal() and value) or int(key) in values:
+            raise ValueError(f"'{path}', line {number}: expected a new number, a space and a value, got {line!r:.80}")
         values[int(key)] = value.strip()
-    if not values:
-        raise ValueError(f"'{path}' is empty; unpack it again")
     return values

@@ -1,13 +1,9 @@
 """Decode images once: any file Pillow reads -> RGB uint8 of one size, in a cache shared between processes.
 
-    pixels = ImageStore(files, 224, cache).load([3, 1, 4])                    # (3,3,224,224) uint8
-    wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
-
 The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
-holds the pixels of file i, and `<digest>.slots`, its record: blake2b of the source file, crc32 of the pixels, a flag,
-and height and width where the aspect is kept. Slots are filled on demand, pixels before record, with pwrite: a full
-disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they write
-the same bytes. Unused bytes of a slot are a hole in the file and take no space.
+holds the pixels of file i, and `<digest>.slots`, its record, written after the pixels. They are written with pwrite: a
+full disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they
+write the same bytes. Unused bytes of a slot are a hole in the file.
 """
 
 import hashlib
@@ -26,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
+from patchgen.common.files import cache_dir, replacing
 from patchgen.common.machine import available_cores
 from patchgen.common.progress import logger
 from patchgen.data.safe_open import RefusedImage, check_file, open_image
@@ -33,13 +30,16 @@ from patchgen.data.safe_open import RefusedImage, check_file, open_image
 if TYPE_CHECKING:
     import torch
 
+    from patchgen.data.table import Table
+
 DECODE_VERSION = 2  # increase it when `decode` changes its pixels: old caches are then ignored
-RECORD = "<16sII"  # digest of the source file, crc32 of the pixels, FILLED
+RECORD = "<16sII"  # blake2b of the source file, crc32 of the pixels, FILLED; height and width where the aspect is kept
 LONGEST = 4  # maximum aspect ratio of an image that keeps its aspect; longer ones are cropped to the middle
 FILLED = 0x50474331
 BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 CHECKED = 64  # images between two progress updates
+READERS = 4  # files read in parallel for their digests
 LARGE_CACHE = 2_000_000_000  # bytes from which the cache is announced, and refused where the disk is too small
 
 
@@ -123,6 +123,12 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     return image.convert("RGB")
 
 
+def _digest(file: str | Path, size: int) -> bytes:
+    check_file(file)
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=size)).digest()
+
+
 class ImageStore:
     """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs.
 
@@ -163,22 +169,21 @@ class ImageStore:
             images = list(pool.map(self._image, unique.tolist()))
         return [images[i] for i in inverse]
 
-    def unreadable(
-        self, rows: Sequence[int] | np.ndarray, tick: Callable[[int], None] | None = None
-    ) -> list[tuple[int, UnreadableImage]]:
+    def unreadable(self, rows: np.ndarray, tick: Callable[[int], None]) -> list[tuple[int, UnreadableImage]]:
         """All rows that cannot be decoded, with the reason; the others are added to the cache."""
-        bad: list[tuple[int, UnreadableImage]] = []
-        for start in range(0, len(rows), CHECKED):
-            part = [int(row) for row in rows[start : start + CHECKED]]
+
+        def problem(row: int) -> UnreadableImage | None:
             try:
-                self.images(part)
-            except UnreadableImage:
-                for row in part:
-                    try:
-                        self._image(row)
-                    except UnreadableImage as error:
-                        bad.append((row, error))
-            if tick:
+                self._image(row)
+            except UnreadableImage as error:
+                return error
+            return None
+
+        bad: list[tuple[int, UnreadableImage]] = []
+        with ThreadPoolExecutor(self.threads) as pool:
+            for start in range(0, len(rows), CHECKED):
+                part = rows[start : start + CHECKED].tolist()
+                bad += [(row, error) for row, error in zip(part, pool.map(problem, part), strict=True) if error]
                 tick(len(part))
         return bad
 
@@ -232,10 +237,8 @@ class ImageStore:
 
     def _read(self, row: int) -> np.ndarray | None:
         """Pixels of a slot that matches the current content of this file, else None."""
-        if self._slots < 0:
-            return None
         try:
-            slot = self._verified.get(row) or self._stored(row)
+            slot = self._verified.get(row) or (self._stored(row) if self._slots >= 0 else None)
             if slot is None:
                 return None
             crc, height, width = slot
@@ -272,9 +275,7 @@ class ImageStore:
 
     def _digest(self, row: int) -> bytes:
         with reporting(self.files[row]):
-            check_file(self.files[row])
-            with open(self.files[row], "rb") as file:
-                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+            return _digest(self.files[row], 16)
 
     def _stop_writing(self, error: OSError) -> None:
         if self._writable:
@@ -284,3 +285,34 @@ class ImageStore:
                 "repeatedly: free some space, or choose another cache folder",
                 stacklevel=2,
             )
+
+
+def digests(table: "Table") -> np.ndarray:
+    """64 bits of BLAKE2 (N,) of each row's file, stored in the cache folder until its size, time or inode changes."""
+    files = {_key(file): file for file in (os.path.join(table.root, path) for path in table.paths)}
+    store = cache_dir() / "content" / f"{_hash(os.fsencode(os.path.abspath(table.root))):016x}.npy"
+    try:
+        keys, values = np.load(store, allow_pickle=False).astype(np.uint64, casting="no")
+        known = dict(zip(keys.tolist(), values.tolist(), strict=True))
+    except (OSError, ValueError, TypeError, EOFError):  # missing or damaged
+        known = {}
+    if new := {key: file for key, file in files.items() if key not in known}:
+        with ThreadPoolExecutor(READERS) as pool:
+            of_file = pool.map(lambda file: int.from_bytes(_digest(file, 8), "little"), new.values())
+            known |= zip(new, of_file, strict=True)
+        store.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(store) as temporary, open(temporary, "wb") as stream:
+            np.save(stream, np.array([[*files], [known[key] for key in files]], dtype=np.uint64))
+    return np.array([known[key] for key in files], dtype=np.uint64)
+
+
+def _key(file: str) -> int:
+    try:
+        about = check_file(file)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return _hash(os.fsencode(f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -170,7 +170,7 @@ class RunFolder(WorkFolder):
         """Check that the images are those that the run was started with; a new run records their digests.
 
         Args:
-            digests: (N,) from `patchgen.data.content`. Folders of earlier versions have none and are not checked.
+            digests: (N,) from `patchgen.data.images`. Folders of earlier versions have none and are not checked.
             names: Of the images; the error names the first ones that have changed.
         """
         file = self.path / CONTENT

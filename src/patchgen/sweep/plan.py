@@ -16,7 +16,7 @@ import numpy as np
 from patchgen.ccd.settings import StreamConfig
 from patchgen.common.text import duration
 from patchgen.config import Config, Settings
-from patchgen.data.content import digests
+from patchgen.data.images import digests
 from patchgen.data.table import Table, check_shared, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import with_precision

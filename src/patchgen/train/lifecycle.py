@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from patchgen.common.progress import is_first, logger
 from patchgen.config import Config, Settings
-from patchgen.data.content import digests
+from patchgen.data.images import digests
 from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors

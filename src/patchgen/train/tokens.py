@@ -18,8 +18,7 @@ from patchgen.common.progress import Progress, is_first, logger
 from patchgen.common.reading import cached
 from patchgen.config import Config
 from patchgen.data.augment import normalize
-from patchgen.data.content import digests
-from patchgen.data.images import ImageStore
+from patchgen.data.images import ImageStore, digests
 from patchgen.data.stain import Macenko
 from patchgen.data.table import Table
 from patchgen.model.classifier import Classifier
