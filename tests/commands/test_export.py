@@ -12,6 +12,7 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.predict import export as export_module
+from patchgen.predict import runtime
 from patchgen.predict.export import drawn_images, export
 from patchgen.predict.predictor import Confidence, Predictor, load_predictor, load_run
 from patchgen.runs.folder import RunFolder
@@ -116,7 +117,7 @@ def test_a_missing_extra_is_named(
     tiny_run: MakeRun, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = str(tiny_run().path)
-    monkeypatch.setattr(export_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtime, "find_spec", lambda name: None)
     assert main(["export", run, "--out", str(tmp_path / "x.onnx")]) == 2
     assert "pip install 'patchgen[export]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -12,11 +12,12 @@ import torch
 
 from benchmarks.predict import untrained_predictor
 from patchgen.commands.options import RuntimeOptions
+from patchgen.common import child_process
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime
-from patchgen.predict.export import drawn_images, missing_packages
+from patchgen.predict.export import drawn_images
 from patchgen.predict.predictor import Outputs, Predictor
-from patchgen.predict.sessions import PACKAGES
+from patchgen.predict.runtime import PACKAGES, missing_packages
 
 onnx = pytest.importorskip("onnx")
 
@@ -109,12 +110,12 @@ def test_the_digest_follows_weights_and_what_shapes_do_not_show(
 
 
 def test_a_crash_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", KILLED])
-    with pytest.raises(runtime.RefusedRuntime, match="killed by SIGILL on its first image"):
-        runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
-    monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", "raise ValueError('no such operator')"])
-    with pytest.raises(runtime.RefusedRuntime, match="failed on its first image .*no such operator"):
-        runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
+    pixels = np.zeros((2, 2, 2, 3), np.uint8)
+    with pytest.raises(runtime.RefusedRuntime, match="failed on its first images .*none.onnx"):
+        runtime._ask_child(["onnx", "none.onnx", 1, False], pixels)
+    monkeypatch.setattr(child_process, "python", lambda *_: [sys.executable, "-c", KILLED])
+    with pytest.raises(runtime.RefusedRuntime, match="failed on its first images .a crash with exit code -4"):
+        runtime._ask_child(["onnx", "none.onnx", 1, False], pixels)
 
 
 def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(

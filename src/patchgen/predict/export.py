@@ -16,7 +16,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +32,10 @@ from patchgen.draw.overlay import NOTICE
 from patchgen.model.classifier import Classifier
 from patchgen.model.tuning import merged
 from patchgen.predict.predictor import Predictor
-from patchgen.predict.sessions import open_session
+from patchgen.predict.runtime import missing_packages, open_session
 
 NOISE_FACTOR, LEAST, MOST = 20, 2e-6, 1e-2  # an output may differ by 20 times the network's own rounding in float32
 NOISE_IMAGES = 8
-NEEDED = ("onnx", "onnxruntime", "onnxscript")
 TORCHSCRIPT, CONFIG = "torchscript_model.pt", "config.json"
 OUTPUTS = ("probabilities", "mask")
 BATCH = 32  # a dynamic batch size must work with one image and with many
@@ -78,11 +76,6 @@ class Logits(nn.Module):
         return self.model(pixels).logits / self.temperature
 
 
-def missing_packages(*more: str) -> list[str]:
-    """The packages of the extra `export`, and `more`, that are not installed."""
-    return sorted(name for name in {*NEEDED, *more} if find_spec(name) is None)
-
-
 def require_extra() -> None:
     """ValueError if the packages of the extra `export` are missing."""
     if missing := missing_packages():
@@ -109,7 +102,7 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         written = onnx.load(temporary)
         onnx.helper.set_model_props(written, _metadata(predictor))
         onnx.save(written, temporary)
-        session = open_session("onnx", temporary, torch.get_num_threads(), half=False)
+        session = open_session("onnx", str(temporary), torch.get_num_threads(), half=False)
         return _verified(predictor, images, lambda part: session(_pixels_of(part)), "the ONNX file")
 
 
