@@ -83,7 +83,7 @@ class Settings:
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """Precision of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
+    """Precision of the training step; `auto` (preset small): bf16-mixed where the device computes it natively."""
     micro_batch: Literal["auto"] | int | None = None
     """Maximum images that a device processes at once, for the same gradients; by default `auto`: what fits on a GPU."""
 
@@ -274,7 +274,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The common protocol of DomainBed, SWAD, MIRO, GMDG and L-Reg: hours on a GPU, days on a CPU.
     "paper": {"normalization": "imagenet"},
     # A fold in minutes on two cores.
-    "small": {"image_size": 112, "steps": 151, "batch_per_domain": 12, "eval_every": 25, "val_images": 100},
+    "small": {
+        "image_size": 112, "steps": 151, "batch_per_domain": 12, "eval_every": 25, "val_images": 100,
+        "precision": "auto",
+    },
     # `fit --quick`: only the LayerNorms of the last third of the blocks are tuned, on stored tokens of the others.
     "quick": {
         "image_size": 112, "steps": 60, "batch_per_domain": 8, "eval_every": 30, "val_images": 100, "augment": False,

@@ -28,7 +28,7 @@ from patchgen.runs.folder import RunFolder
 
 CHEAP: dict[str, Any] = {
     "backbone": "tiny", "image_size": 56, "steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4,
-    "lr": 1e-2, "quiet": True,
+    "lr": 1e-2, "quiet": True, "precision": "32-true",
 }  # fmt: skip
 
 
