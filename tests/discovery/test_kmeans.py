@@ -126,18 +126,15 @@ def test_the_same_seed_gives_the_same_clusters_and_another_seed_other_draws() ->
 
 def test_draws_are_proportional_to_the_squared_distance() -> None:
     """One labelled class at 0; points at 1, 2 and 3 are drawn with probability 1/14, 4/14 and 9/14."""
-    x, origin = torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(1, 1)
-    pinned = kmeans._Pinned(torch.ones(1).double(), origin.double(), 0.0)
-    draw = SemiSupervisedKMeans(2)._draw
-    drawn = np.array([draw(x, pinned, 1, run).item() for run in range(3000)])
+    x, origin, draw = torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(1, 1), SemiSupervisedKMeans(2)._draw
+    drawn = np.array([draw(x, origin, 1, run).item() for run in range(3000)])
     shares = [(drawn == value).mean() for value in (1, 2, 3)]
     np.testing.assert_allclose(shares, np.array([1, 4, 9]) / 14, atol=0.03)
 
 
 def test_draws_never_repeat_a_point_where_distances_are_mere_rounding() -> None:
     x = 1000 + 0.01 * torch.randn(20, 300, generator=torch.Generator().manual_seed(0))  # |x|^2 = 3e8, distances 0.06
-    none = kmeans._Pinned(torch.zeros(0).double(), torch.zeros(0, 300).double(), 0.0)
-    drawn = SemiSupervisedKMeans(20)._draw(x, none, 20, 0)
+    drawn = SemiSupervisedKMeans(20)._draw(x, x[:0], 20, 0)
     assert len(drawn.unique(dim=0)) == 20
 
 

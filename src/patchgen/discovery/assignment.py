@@ -2,9 +2,8 @@
 
     clustering_accuracy(y_true, y_pred, known_classes=range(70)).known
 
-A cluster has no name, so the score uses the one-to-one match of clusters to classes with the most correct samples
-(Hungarian algorithm): one match over all samples jointly, the strict definition of the field ("v2"). Scores that match
-known and unknown classes separately are never lower, and not comparable.
+A cluster has no name: it is matched to the class that gives the most correct samples (Hungarian algorithm), in one
+match over all samples, the strict definition of the field ("v2").
 """
 
 import contextlib
@@ -44,12 +43,11 @@ def clustering_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> Cluster
     if isinstance(known_classes, str) or not hasattr(known_classes, "__iter__"):
         raise ValueError(f"known_classes lists the ids of the known classes, such as range(70), not {known_classes!r}")
     known = _values(known_classes)
-    if any(isinstance(name, bool) for name in known) and not any(isinstance(name, bool) for name in classes):
-        raise ValueError("known_classes lists class ids; it was given True/False, which look like a mask of samples")
-    if known and {isinstance(name, str) for name in known}.isdisjoint(isinstance(name, str) for name in classes):
+    kinds = [{(isinstance(name, str), isinstance(name, bool)) for name in names} for names in (known, classes)]
+    if known and kinds[0].isdisjoint(kinds[1]):
         raise ValueError(
-            f"known_classes and y_true must use the same ids, not {known[0]!r} and {classes[0]!r}: "
-            "name the classes in both, or number them in both"
+            f"known_classes and y_true must use the same ids, not {known[0]!r} and {classes[0]!r}: names in both, or "
+            "numbers in both, and no mask of samples"
         )
     return accuracy_of_counts(counts, np.array([name in set(known) for name in classes]))
 
@@ -74,10 +72,7 @@ def contingency(y_true: Any, y_pred: Any) -> Contingency:
 
 
 def match(counts: np.ndarray) -> np.ndarray:
-    """The class (row) of each cluster (column) of ``counts`` (C, P) under the best one-to-one match, (P,).
-
-    -1 stands for a cluster that is left over, or whose class would share no sample with it.
-    """
+    """The class (row) of each cluster (column) of ``counts`` (C, P), (P,); -1 for one that matches none."""
     from scipy.optimize import linear_sum_assignment
 
     row, column = linear_sum_assignment(counts, maximize=True)
@@ -96,10 +91,7 @@ def hits_of(counts: np.ndarray) -> np.ndarray:
 
 
 def encode(ids: Any, what: str) -> tuple[np.ndarray, list[Hashable]]:
-    """Position (N,) of each id in the list of distinct ids, and that list: sorted, or by appearance if of mixed kinds.
-
-    Ids are numbers, names or tuples in a list, array or tensor. `what` names them in errors.
-    """
+    """Position (N,) of each id in the list of distinct ids, and that list: sorted, or by appearance if mixed."""
     if (shape := getattr(ids, "shape", None)) is not None and len(shape) != 1:
         raise ValueError(f"{what} must hold one id a sample, shape (N,), not {tuple(shape)}")
     values = _values(ids)

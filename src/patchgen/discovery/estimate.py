@@ -22,13 +22,9 @@ def estimate_num_classes(
 ) -> Estimate:
     """The K whose plain k-means on ALL points agrees best with the labels of the labelled ones.
 
-    No point is pinned: the labels only score (Hungarian accuracy). What to know before relying on it:
-
-    - Merging or splitting unlabelled classes costs no accuracy, so the estimate is off by a few even on separated data,
-      and gets better the more classes have labels.
-    - It assumes that unlabelled classes are as wide and as large as the labelled ones.
-    - The search goes from coarse to fine (some 35 k-means for a range of 1,000), so it can miss the best K: look at the
-      curve.
+    No point is pinned: the labels only score (Hungarian accuracy). Merging or splitting unlabelled classes costs no
+    accuracy, so the estimate is off by a few even on separated data. It assumes that unlabelled classes are as wide and
+    as large as the labelled ones, and the search, from coarse to fine, can miss the best K: look at the curve.
 
     Args:
         unlabelled: (N, D); the classes in it may be known or new.

@@ -3,13 +3,12 @@
     kmeans = SemiSupervisedKMeans(num_clusters=100).fit(unlabelled, labelled, labels)
     kmeans.assignment                # (N,) cluster of each unlabelled point; j < K_l is kmeans.labelled_classes[j]
 
-Labelled points are pinned to the cluster of their class, so each class contributes only a count, a sum and a scatter,
-which are computed once. Distances are matrix products, |x|^2 - 2xc + |c|^2, on centred points (far from the origin,
-digits would cancel); rows are processed in blocks, so that the memory for distances is bounded.
+Distances are matrix products, |x|^2 - 2xc + |c|^2, on centred points (far from the origin, digits would cancel), in
+blocks of rows, so that their memory is bounded.
 """
 
-from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Hashable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,7 +62,7 @@ class SemiSupervisedKMeans:
             labels: (M,) class ids of the labelled points, numbers or names.
         """
         points = check_features(unlabelled, "unlabelled")
-        self.labelled_classes, pinned = _pin(labelled, labels, points)
+        pinned, of, self.labelled_classes = _labelled(labelled, labels, points)
         known = len(self.labelled_classes)
         missing = self.num_clusters - known  # clusters that no labelled class has
         if not 0 <= missing <= len(points):
@@ -72,12 +71,13 @@ class SemiSupervisedKMeans:
                 f"another one for each unlabelled point, not {self.num_clusters}"
             )
         shift = points.mean(0, dtype=torch.float64).to(points.dtype)
-        x, origin = points - shift, shift.double()
-        pinned = pinned._replace(means=pinned.means - origin)
-        drawn = (self._draw(x, pinned, missing, run) for run in range(self.inits if missing else 1))
-        runs = [self._descend(x, pinned, torch.cat((pinned.means, others))) for others in drawn]
+        x, pinned = points - shift, pinned - shift
+        sums, counts = _sums(pinned, of, known)
+        means = sums / counts.unsqueeze(1)
+        drawn = (self._draw(x, means, missing, run) for run in range(self.inits if missing else 1))
+        runs = [self._descend(x, pinned, of, torch.cat((means, others))) for others in drawn]
         centres, self.inertia = min(runs, key=lambda run: run[1])  # ties: the first
-        self.centres = (centres + origin).to(x.dtype)
+        self.centres = (centres + shift.double()).to(x.dtype)
         self.assignment = self.predict(points)
         return self
 
@@ -97,11 +97,11 @@ class SemiSupervisedKMeans:
         origin = self.centres.mean(0)
         return points - origin, self.centres - origin
 
-    def _draw(self, x: Tensor, pinned: "_Pinned", missing: int, run: int) -> Tensor:
-        """k-means++ for the missing centres (missing, D), with the running minimum of the distance to all centres."""
+    def _draw(self, x: Tensor, means: Tensor, missing: int, run: int) -> Tensor:
+        """k-means++ for the missing centres (missing, D), besides the means (K_l, D) of the labelled classes."""
         rng, squares = np.random.default_rng([self.seed, run]), x.square().sum(1)
         free = torch.ones(len(x), dtype=torch.float64, device=x.device)
-        weight = nearest(x, pinned.means.to(x), squares)[0] if len(pinned.means) else free
+        weight = nearest(x, means.to(x), squares)[0] if len(means) else free
         rows: list[int] = []
         for _ in range(missing):  # rows with probability proportional to their weight
             total = (weight if weight.sum() > 0 else free).cumsum(0, dtype=torch.float64)
@@ -114,20 +114,22 @@ class SemiSupervisedKMeans:
             weight = weight * (free > 0)  # rounding must not draw a point twice
         return x[rows].double()
 
-    def _descend(self, x: Tensor, pinned: "_Pinned", centres: Tensor) -> tuple[Tensor, float]:
-        """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia."""
-        squares, known = x.square().sum(1), len(pinned.counts)
+    def _descend(self, x: Tensor, pinned: Tensor, of: Tensor, centres: Tensor) -> tuple[Tensor, float]:
+        """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia.
+
+        The pinned points (M, D) stay in their clusters `of` (M,).
+        """
+        squares, together = x.square().sum(1), torch.cat((pinned, x))
         for _ in range(self.iterations):
             distance, member = nearest(x, centres.to(x), squares)
-            member = _fill_empty(member, distance, pinned, len(centres))
-            before, (sums, counts) = centres, _sums(x, member, len(centres))
-            sums[:known] += pinned.counts.unsqueeze(1) * pinned.means
-            counts[:known] += pinned.counts
+            member = _fill_empty(member, distance, of, len(centres))
+            before, (sums, counts) = centres, _sums(together, torch.cat((of, member)), len(centres))
             centres = sums / counts.unsqueeze(1)  # no cluster is empty here
             if (centres - before).norm(dim=1).sum() ** 2 <= self.tolerance:
                 break
         distance = nearest(x, centres.to(x), squares)[0]
-        return centres, float(distance.sum(dtype=torch.float64)) + pinned.inertia(centres)
+        gaps = (pinned - centres.to(x)[of]).square()
+        return centres, float(distance.sum(dtype=torch.float64) + gaps.sum(dtype=torch.float64))
 
 
 def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -165,58 +167,33 @@ def check_features(x: Any, name: str, width: int | None = None) -> Tensor:
     return points
 
 
-class _Pinned(NamedTuple):
-    """All that labelled points contribute: members (K_l,) and means (K_l, D) of the classes, scatter around these."""
-
-    counts: Tensor
-    means: Tensor
-    scatter: float
-
-    def inertia(self, centres: Tensor) -> float:
-        """sum |x - c|^2 = scatter + sum_j n_j |mean_j - c_j|^2."""
-        gap = (centres[: len(self.counts)] - self.means).square().sum(1)
-        return self.scatter + float((self.counts * gap).sum())
-
-
-def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable], _Pinned]:
-    """The sorted classes and what their points contribute; empty without labelled points."""
+def _labelled(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[Tensor, Tensor, list[Hashable]]:
+    """The labelled points (M, D), the position (M,) of each one's class, and the sorted classes."""
     if (labelled is None) != (labels is None):
         raise ValueError("labelled points and their labels go together: give both or neither")
     if labelled is None or not len(labelled):
-        empty = torch.zeros(0, unlabelled.shape[1], dtype=torch.float64, device=unlabelled.device)
-        return [], _Pinned(empty[:, 0], empty, 0.0)
+        return unlabelled[:0], torch.zeros(0, dtype=torch.int64, device=unlabelled.device), []
     x = check_features(labelled, "labelled", unlabelled.shape[1]).to(unlabelled)
     codes, classes = encode(labels, "labels")
     if len(codes) != len(x):
         raise ValueError(f"labels must have one id a labelled point, {len(x)}, not {len(codes)}")
     if -1 in classes:
         raise ValueError("labels hold -1, which means 'no label': pass these points as unlabelled")
-    member = torch.from_numpy(codes).to(x.device)
-    sums, counts = _sums(x, member, len(classes))
-    means = sums / counts.unsqueeze(1)
-    scatter = sum(float((part - means[of]).square().sum()) for part, of in _wide_blocks(x, member))
-    return classes, _Pinned(counts, means, scatter)
+    return x, torch.from_numpy(codes).to(x.device), classes
 
 
 def _sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     """Sum (K, D) and number (K,) of each cluster's points, float64."""
     sums = torch.zeros(num_clusters, x.shape[1], dtype=torch.float64, device=x.device)
-    for part, of in _wide_blocks(x, member):
-        sums.index_add_(0, of, part)
+    rows = max(1, BLOCK // x.shape[1])
+    for part, of in zip(x.split(rows), member.split(rows), strict=True):
+        sums.index_add_(0, of, part.double())
     return sums, member.bincount(minlength=num_clusters).double()
 
 
-def _wide_blocks(x: Tensor, member: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of the points in float64, as large as a block of distances, and their members."""
-    rows = max(1, BLOCK // x.shape[1])
-    for part, of in zip(x.split(rows), member.split(rows), strict=True):
-        yield part.double(), of
-
-
-def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters: int) -> Tensor:
+def _fill_empty(member: Tensor, distance: Tensor, of: Tensor, num_clusters: int) -> Tensor:
     """Give each empty cluster the farthest unlabelled point whose own cluster keeps a member."""
-    sizes = member.bincount(minlength=num_clusters)
-    sizes[: len(pinned.counts)] += pinned.counts.long()
+    sizes = torch.cat((of, member)).bincount(minlength=num_clusters)
     empty = (sizes == 0).nonzero().flatten().tolist()
     if not empty:
         return member
