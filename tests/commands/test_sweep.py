@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import main
-from patchgen.sweep import jobs, launch
+from patchgen.sweep import jobs, local
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import InProcess
 from patchgen.sweep.recipe import find_recipe
@@ -16,7 +16,7 @@ from patchgen.sweep.recipe import find_recipe
 
 @pytest.fixture
 def words(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setitem(launch.LAUNCHERS, "local", lambda options, jobs: InProcess())
+    monkeypatch.setattr(local, "LocalLauncher", lambda *share: InProcess())
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"# A small table.\n#   patchgen sweep r.yaml\ndata: {image_folder}\nunseen: studio\nbackbone: tiny\n"

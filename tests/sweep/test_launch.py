@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ NoOps = Callable[[int], list[Job]]
 class InProcess:
     """An engine of threads; `asked` has every job that it was given."""
 
+    pause = 0.01
+
     def __init__(self, slots: int = 2, do: Callable[[Job], Outcome] = perform) -> None:
         self.slots, self.do, self.asked, self.most = slots, do, list[Job](), 0
         self.pool = ThreadPoolExecutor(slots)
@@ -27,11 +29,8 @@ class InProcess:
 
     def submit(self, jobs: Sequence[Job]) -> list[Any]:
         self.asked += jobs
+        self.most = max(self.most, self.pool._work_queue.qsize() + len(jobs))
         return [self.pool.submit(self.do, job) for job in jobs]
-
-    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Any]:
-        self.most = max(self.most, len(handles))
-        return list(wait(handles, seconds, FIRST_COMPLETED).done)
 
     def outcome(self, handle: Future[Outcome]) -> Outcome:
         return handle.result()

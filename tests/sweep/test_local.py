@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.runs.find import failure_of
 from patchgen.runs.folder import RunFolder
 from patchgen.sweep.clusters import RayLauncher
-from patchgen.sweep.jobs import Job
+from patchgen.sweep.jobs import Work
 from patchgen.sweep.launch import Share, Watch, divide, launch
 from patchgen.sweep.local import LocalLauncher
 from patchgen.sweep.plan import plan
@@ -24,19 +24,18 @@ Recipe = Callable[[str], Path]
 Plain = Callable[[RunFolder], list[dict[str, Any]]]
 
 
-class Killing:
-    """A launcher that kills the process of its first job, once, when that has come some way."""
+class Killing(Watch):
+    """Kills the process of the first job, once, when that has come some way."""
 
-    victim: Job
     killed = 0
 
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        folder = self.victim.folder
-        ready = not self.killed and len(folder.records()) >= 3 and folder.busy
+    def look(self, active: Sequence[Work]) -> None:
+        folder = self.jobs[0].folder
+        ready = not self.killed and len(RunFolder(folder.path).records()) >= 3 and folder.busy
         if ready and (process := holder(folder.path / ".lock")):
             os.kill(process, signal.SIGKILL)
             self.killed = process
-        return super().finished(handles, 0.02)  # type: ignore[misc]
+        super().look(active)
 
 
 def holder(path: Path) -> int | None:
@@ -48,14 +47,6 @@ def holder(path: Path) -> int | None:
     return None
 
 
-class KillingLocal(Killing, LocalLauncher):
-    pass
-
-
-class KillingRay(Killing, RayLauncher):
-    pass
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the process to kill through /proc")
 @pytest.mark.parametrize("kind", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_killed_workers_are_replaced_and_the_records_are_those_of_serial_runs(
@@ -64,12 +55,12 @@ def test_killed_workers_are_replaced_and_the_records_are_those_of_serial_runs(
     [job] = jobs = plan([read_recipe(tiny_recipe("rows: [{name: long, steps: 30, eval_every: 2}]"))], tmp_path / "runs")
     engine: Any
     if kind == "local":
-        engine = KillingLocal(tmp_path / "runs", workers=1, threads=1)
+        engine = LocalLauncher(tmp_path / "runs", workers=1, threads=1)
     else:
         pytest.importorskip("ray", reason="the extra `ray` is not installed")
-        engine = KillingRay(threads=1, retries=2, cpus=2)
-    engine.victim = job
-    assert launch(jobs, engine, retries=2, watch=Watch(jobs, quiet=True)) == {"done": 1} and engine.killed
+        engine = RayLauncher(threads=1, retries=2, cpus=2)
+    watch = Killing(jobs, quiet=True)
+    assert launch(jobs, engine, retries=2, watch=watch) == {"done": 1} and watch.killed
     assert isinstance(job.config, Config)
     assert plain(job.folder) == plain(train(job.config, tmp_path / "serial", quiet=True))
     if kind == "local":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, print_table
+from patchgen.commands import COUNT, announce, check_bounds, print_table
 from patchgen.common.text import json_text
 from patchgen.train.track import Tracking
 
@@ -70,6 +70,7 @@ def sweep(arguments: SweepArguments) -> int:
         return 0
     if not arguments.recipes:
         raise ValueError("give a recipe, such as ablation-small: `--list` shows those of the package")
+    check_bounds(arguments, workers=COUNT, threads=COUNT, minutes=COUNT, retries="[0, inf]")
     selected = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
     from patchgen.runs.find import FAILED
@@ -109,12 +110,14 @@ def _plan(recipes: "Sequence[Recipe]", arguments: SweepArguments, options: "Laun
     return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
 
 
-def _without_collected(jobs: "list[Job]", arguments: SweepArguments) -> "list[Job]":
+def _without_collected(jobs: list["Job"], arguments: SweepArguments) -> list["Job"]:
+    if not arguments.collected:
+        return jobs
     from patchgen.report.results import read_rows
 
     known = {row["run"] for file in arguments.collected for row in read_rows(Path(file))}
     rest = [job for job in jobs if job.run not in known]
-    if known and not arguments.quiet:
+    if not arguments.quiet:
         print(f"{len(jobs) - len(rest)} of {len(jobs)} runs are in {', '.join(arguments.collected)}", file=sys.stderr)
     return rest
 
@@ -126,7 +129,7 @@ def _print_forecast(jobs: "Sequence[Job]", arguments: SweepArguments, options: "
 
     if arguments.json or (arguments.quiet and not arguments.dry_run):
         return
-    if arguments.dry_run:
+    if arguments.dry_run and jobs:
         print_table(("run", "state", "what"), [(job.run, job.state, str(job)) for job in jobs])
         print_table(PROTOCOL, protocols(jobs))
     workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
@@ -158,11 +161,11 @@ def _states(jobs: "Sequence[Job]") -> str:
 
 def _launch(jobs: "Sequence[Job]", arguments: SweepArguments, options: "LauncherOptions") -> None:
     from patchgen.sweep.jobs import can_retry
-    from patchgen.sweep.launch import LAUNCHERS, Watch, launch
+    from patchgen.sweep.launch import Watch, launch, make_launcher
 
     todo = [job for job in jobs if not job.folder.done and can_retry(job, arguments.retries)]
     if todo:
-        engine = LAUNCHERS[arguments.engine](options, todo)
+        engine = make_launcher(arguments.engine, options, todo)
         launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
 
 

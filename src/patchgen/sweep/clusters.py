@@ -8,7 +8,6 @@ started again and resumes from the last evaluation.
 import logging
 import os
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -20,7 +19,6 @@ from patchgen.sweep.jobs import Outcome, Work, perform, read_work, to_json
 from patchgen.sweep.launch import LauncherLost, WorkerLost
 
 UNBOUNDED = 100_000  # slots of a launcher with its own queue
-POLL = 2.0  # seconds between two queries to Slurm, which answers slowly
 
 
 def ray_perform(text: str, folder: str) -> Outcome:
@@ -31,6 +29,8 @@ def ray_perform(text: str, folder: str) -> Outcome:
 
 
 class RayLauncher:
+    slots, pause = UNBOUNDED, 0.1
+
     def __init__(self, threads: int, retries: int, address: str | None = None, cpus: int | None = None) -> None:
         try:
             import ray
@@ -54,7 +54,6 @@ class RayLauncher:
         self.threads, self.retries = threads, retries
         resources = ray.cluster_resources()
         self.gpus = bool(resources.get("GPU"))
-        self.slots = UNBOUNDED
         if (total := int(resources.get("CPU", 0))) < threads:
             self.close()
             raise ValueError(f"a run asks Ray for --threads {threads} CPUs and it has {total}; lower --threads")
@@ -66,15 +65,12 @@ class RayLauncher:
             gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
             cpus = self.threads * (devices if not gpus else 1)
             task = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.retries)(ray_perform)
-            handles.append(task.remote(to_json(job), os.getcwd()))
+            handles.append(task.remote(to_json(job), os.getcwd()).future())
         return handles
-
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        return list(self.ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
 
     def outcome(self, handle: Any) -> Outcome:
         try:
-            return cast(Outcome, self.ray.get(handle))
+            return cast(Outcome, handle.result())
         except self.ray.exceptions.LocalRayletDiedError as error:
             raise LauncherLost(
                 "Ray has died on this machine, and with it the workers; the same command resumes"
@@ -102,6 +98,8 @@ class SlurmTask:
 
 
 class SlurmLauncher:
+    slots, pause = UNBOUNDED, 2.0  # Slurm answers slowly
+
     def __init__(
         self, out: Path, threads: int, *, workers: int | None = None, gpus: int = 0, partition: str | None = None,
         minutes: int = 240, cluster: str | None = None,
@@ -124,7 +122,6 @@ class SlurmLauncher:
             needs |= {"slurm_partition": partition, "slurm_array_parallelism": workers}
         needs = {name: value for name, value in needs.items() if value is not None}
         self.executor.update_parameters(name="patchgen-sweep", **needs)
-        self.slots = UNBOUNDED
         self.open: list[Any] = []
 
     def submit(self, jobs: Sequence[Work]) -> list[Any]:
@@ -132,12 +129,6 @@ class SlurmLauncher:
             handles = [self.executor.submit(SlurmTask(), to_json(job)) for job in jobs]
         self.open += handles
         return handles
-
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        ended = [handle for handle in handles if handle.done()]
-        if not ended:
-            time.sleep(max(seconds, POLL) if self.executor.cluster == "slurm" else 0.1)
-        return ended
 
     def outcome(self, handle: Any) -> Outcome:
         from submitit.core.utils import FailedJobError, UncompletedJobError

@@ -7,11 +7,12 @@ folder: a run whose lock is held by another process is skipped and checked again
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from patchgen.common.progress import Progress
 from patchgen.runs.find import FAILED, Failure, failure_of
@@ -33,9 +34,9 @@ class Launcher(Protocol):
     """Executes jobs on an engine."""
 
     slots: int  # jobs that it accepts at once
+    pause: float  # seconds between two looks at its jobs
 
-    def submit(self, jobs: Sequence[Work]) -> list[Any]: ...  # starts them; a handle for each
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]: ...  # ended, after at most `seconds`
+    def submit(self, jobs: Sequence[Work]) -> list[Any]: ...  # starts them; a handle with `done()` for each
     def outcome(self, handle: Any) -> Outcome: ...  # WorkerLost if it is unknown, LauncherLost if the engine died
     def close(self) -> None: ...  # stops everything that is still running
 
@@ -107,10 +108,8 @@ def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch
                     todo.extend(busy)
                     busy.clear()
                 start()
-                if not active and not todo:  # only other launchers are working
-                    time.sleep(TICK)
-                ended = engine.finished([handle for handle, _ in active], TICK) if active else []
-                for handle, job in [pair for pair in active if pair[0] in ended]:
+                ended = [pair for pair in active if pair[0].done()]
+                for handle, job in ended:
                     active.remove((handle, job))
                     try:
                         outcome = engine.outcome(handle)
@@ -120,6 +119,8 @@ def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch
                             note_failure(job, str(error))
                     end(job, outcome)
                 watch.look([job for _, job in active])
+                if not ended and (active or busy):
+                    time.sleep(engine.pause if active else TICK)  # without `active` only other launchers are working
     finally:
         engine.close()
     return counts
@@ -138,19 +139,12 @@ class LauncherOptions:
     partition: str | None = None  # slurm
     minutes: int = 240  # slurm
 
-    def __post_init__(self) -> None:
-        for name, least in {"workers": 1, "threads": 1, "retries": 0, "minutes": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name} must be at least {least}, not {value}")
-
     def threads_of(self, jobs: Sequence[Work]) -> int | None:
         """The option's value, else the maximum of the recipes, if any."""
         return self.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """The resources of each local worker."""
 
     workers: int
@@ -189,34 +183,23 @@ def _devices(jobs: Sequence[Work]) -> int:
     return max((getattr(job.config, "devices", 1) for job in jobs), default=1)
 
 
-def _local(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
-    from patchgen.sweep.local import LocalLauncher
+def make_launcher(engine: str, options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    """The launcher of `local`, `ray` or `slurm`, with the resources that the jobs need."""
+    if engine == "local":
+        from patchgen.sweep.local import LocalLauncher
 
-    share = share_of(options, jobs)
-    return LocalLauncher(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
+        share = share_of(options, jobs)
+        return LocalLauncher(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
+    from patchgen.sweep.clusters import RayLauncher, SlurmLauncher
 
-
-def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
-    from patchgen.sweep.clusters import RayLauncher
-
-    threads = options.threads_of(jobs) or 1
-    cpus = options.workers * threads if options.workers and options.address is None else None
-    return RayLauncher(threads, options.retries, options.address, cpus)
-
-
-def _slurm(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
-    from patchgen.sweep.clusters import SlurmLauncher
-
+    threads, workers = options.threads_of(jobs) or 1, options.workers
+    if engine == "ray":
+        cpus = workers * threads if workers and options.address is None else None
+        return RayLauncher(threads, options.retries, options.address, cpus)
     gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else _devices(jobs)
     return SlurmLauncher(
-        options.out, options.threads_of(jobs) or 1, workers=options.workers, gpus=gpus, partition=options.partition,
-        minutes=options.minutes,
-    )  # fmt: skip
-
-
-LAUNCHERS: dict[str, Callable[[LauncherOptions, Sequence[Work]], Launcher]] = {
-    "local": _local, "ray": _ray, "slurm": _slurm
-}  # fmt: skip
+        options.out, threads, workers=workers, gpus=gpus, partition=options.partition, minutes=options.minutes
+    )
 
 
 # Units
@@ -225,16 +208,16 @@ LAUNCHERS: dict[str, Callable[[LauncherOptions, Sequence[Work]], Launcher]] = {
 class InProcess:
     """The engine of this process: runs units sequentially."""
 
-    slots = 1
+    slots, pause = 1, 0.0
 
-    def submit(self, jobs: Sequence[Work]) -> list[Outcome]:
-        return [perform(job) for job in jobs]
+    def submit(self, jobs: Sequence[Work]) -> list[Future[Outcome]]:
+        futures = [Future[Outcome]() for _ in jobs]
+        for job, future in zip(jobs, futures, strict=True):
+            future.set_result(perform(job))
+        return futures
 
-    def finished(self, handles: Sequence[Outcome], seconds: float) -> list[Outcome]:
-        return list(handles)
-
-    def outcome(self, handle: Outcome) -> Outcome:
-        return handle
+    def outcome(self, handle: Future[Outcome]) -> Outcome:
+        return handle.result()
 
     def close(self) -> None: ...
 
@@ -251,7 +234,7 @@ def run_units(
             (unit.claim / FAILED).unlink(missing_ok=True)
     if todo := [unit for unit in units if not unit.folder.done]:
         options.out.mkdir(parents=True, exist_ok=True)
-        launcher: Launcher = LAUNCHERS[engine](options, todo) if engine else InProcess()
+        launcher: Launcher = make_launcher(engine, options, todo) if engine else InProcess()
         launch(units, launcher, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
     remaining = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
     failures = {label: failure for label, failure in remaining.items() if failure}

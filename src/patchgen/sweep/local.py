@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, cast
@@ -73,6 +73,8 @@ class Worker:
 class LocalLauncher:
     """`workers` processes; `devices` names the CUDA devices of each, or is empty without CUDA."""
 
+    pause = 0.02
+
     def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:
         out.mkdir(parents=True, exist_ok=True)
         log = out / LOG
@@ -94,9 +96,6 @@ class LocalLauncher:
             return worker.do(job)
         finally:
             self.idle.put(worker)
-
-    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Future[Outcome]]:
-        return list(wait(handles, seconds, FIRST_COMPLETED).done)
 
     def outcome(self, handle: Future[Outcome]) -> Outcome:
         return handle.result()
