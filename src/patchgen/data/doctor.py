@@ -1,7 +1,4 @@
-"""Checks of a data set and of the machine; each reports a finding and, if something is wrong, the fix.
-
-A bad data set never raises here: it is a failed check.
-"""
+"""Checks of a data set and of the machine, with fixes. A bad data set never raises here: it is a failed check."""
 
 import hashlib
 import importlib
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from patchgen.common.child_process import safe_children
@@ -79,12 +77,9 @@ def examine(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None, decode: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Check]:  # fmt: skip
-    """Check a data set: names first, then the content of every file.
+    """Check a data set: names first, then the content of every file; `progress(files done, files in all)`.
 
-    Args:
-        data: what `read_table` takes, with the same `benchmark` and `options`.
-        decode: decode every image; otherwise files are only read and hashed (no pixel sizes, no check for damage).
-        progress: called as progress(files done, files in all).
+    Without `decode`, files are only read and hashed: no pixel sizes, no check for damage.
     """
     try:
         table = check_shared(read_table(data, benchmark=benchmark, options=options))
@@ -113,26 +108,26 @@ def _check_counts(table: Table) -> Iterator[Check]:
     if len(table.classes) != entry.num_classes:
         detail = f"{len(table.classes)} class names where {entry.name} has {entry.num_classes}"
         yield Check("class names", "warn", detail, "Look for renamed or lost class folders.")
-    differences = {
-        version: {domain: n - known[domain] for domain, n in images.items() if domain in known}
-        for version, known in entry.counts.items() if known.keys() & images
-    }  # fmt: skip
-    if not differences:
-        yield Check("counts", "pass", f"no count of {', '.join(images)} is registered: nothing to compare")
-        return
-    nearest, off = min(differences.items(), key=lambda version: sum(map(abs, version[1].values())))
-    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
-    problem = text and f"no registered version of {entry.name}; against version {nearest}: {text}"
-    fix = "Unpack the data again, or report the counts with the results."
-    yield finding("counts", problem, fix, f"{entry.name}, version {nearest} ({', '.join(off)} as registered)")
+    differences = [
+        ({domain: n - known[domain] for domain, n in images.items() if domain in known}, version)
+        for version, known in entry.counts.items()
+    ]
+    if differences := [(off, version) for off, version in differences if off]:
+        off, version = min(differences, key=lambda difference: sum(map(abs, difference[0].values())))
+        text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
+        problem = text and f"no registered version of {entry.name}; against version {version}: {text}"
+        fix = "Unpack the data again, or report the counts with the results."
+        yield finding("counts", problem, fix, f"{entry.name}, version {version} ({', '.join(off)} as registered)")
 
 
 def check_classes(table: Table) -> Iterator[Check]:
     """Classes that a domain lacks, and those with a handful of images there."""
-    text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in table.missing().items())
+    counts = table.counts()
+    absent = {domain: [name for name, n in row.items() if not n] for domain, row in counts.items()}
+    text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in absent.items() if names)
     fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately."
     yield finding("missing classes", text, fix, "every domain has every class")
-    tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
+    tiny = [f"{d}/{c} ({n})" for d, row in counts.items() for c, n in row.items() if 0 < n < TINY_CLASS]
     fix = "Add images, or expect a validation without these classes."
     yield finding("tiny classes", _first(tiny), fix, f"every class of a domain has {TINY_CLASS} images or more")
 
@@ -162,16 +157,15 @@ def _check_groups(table: Table) -> Iterator[Check]:
     except ValueError as error:
         yield Check("groups", "fail", str(error), "Give every domain at least two images.")
         return
-    sides: dict[tuple[int, str], set[bool]] = defaultdict(set)
-    for domain, group, out in zip(table.domain.tolist(), table.group, held_out.tolist(), strict=True):
-        sides[domain, group].add(out)
-    torn = sum(len(side) == 2 for side in sides.values())
+    rows = pd.DataFrame({"domain": table.domain, "group": table.group, "out": held_out})
+    sides = rows.groupby(["domain", "group"])["out"].nunique()
+    torn = int((sides == 2).sum())
     detail = f"a random split puts {torn:,} of {len(sides):,} groups on both sides"
     yield finding("groups", torn and detail, "Train with --split group.", detail)
-    places: dict[str, list[str]] = defaultdict(list)
-    for domain, group in sides:
-        places[group].append(table.domains[domain])
-    if shared := [f"{group} ({', '.join(names)})" for group, names in places.items() if len(names) > 1]:
+    places = rows.groupby("group", sort=False)["domain"].unique()
+    if shared := [
+        f"{g} ({', '.join(table.domains[d] for d in found)})" for g, found in places.items() if len(found) > 1
+    ]:
         detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
         fix = (  # each domain is split separately, so no rule keeps these on one side
             "Patients of an unseen domain are then seen in training, even with --split group: merge these sites into "
@@ -265,20 +259,20 @@ def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Chec
     for i, fact in enumerate(facts):
         if fact.digest:
             rows[fact.digest].append(i)
-    labels, across, within = list[str](), list[str](), list[str]()
+    fixes = {
+        "different labels": "The same picture cannot have two labels: remove the wrong one.",
+        "across domains": "Remove them from one domain; otherwise images of the unseen domain are seen in training.",
+        "within a domain": "Remove the copies, or give them one group and train with --split group.",
+    }
+    texts: dict[str, list[str]] = {kind: [] for kind in fixes}
     for same in (same for same in rows.values() if len(same) > 1):
         text, domains = " = ".join(table.paths[i] for i in same[:SHOWN]), table.domain[same].tolist()
-        labels += [text] * (len({table.label_name(i) for i in same} - {""}) > 1)
-        across += [text] * (len(set(domains)) > 1)
-        within += [text] * (len(set(domains)) < len(domains))
-    for kind, texts, fix in (
-        ("different labels", labels, "The same picture cannot have two labels: remove the wrong one."),
-        ("across domains", across, "Remove them from one domain; otherwise images of the unseen domain are seen in "
-         "training."),
-        ("within a domain", within, "Remove the copies, or give them one group and train with --split group."),
-    ):  # fmt: skip
-        problem = texts and f"{len(texts):,} pictures: {_first(texts)}"
-        yield finding(f"duplicates, {kind}", problem, fix, status="fail" if texts is labels else "warn")
+        texts["different labels"] += [text] * (len({table.label_name(i) for i in same} - {""}) > 1)
+        texts["across domains"] += [text] * (len(set(domains)) > 1)
+        texts["within a domain"] += [text] * (len(set(domains)) < len(domains))
+    for kind, fix in fixes.items():
+        problem = texts[kind] and f"{len(texts[kind]):,} pictures: {_first(texts[kind])}"
+        yield finding(f"duplicates, {kind}", problem, fix, status="fail" if kind == "different labels" else "warn")
 
 
 def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:

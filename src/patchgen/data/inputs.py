@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ def as_images(images: Any) -> Sequence[Any]:
     return images
 
 
+@dataclass
 class ImagesOf(Sequence[Any]):
     """The images of a Dataset, whose items are (image, ...) or the image itself."""
 
-    def __init__(self, items: Any) -> None:
-        self.items = items
+    items: Any
 
     def __len__(self) -> int:
         return len(self.items)

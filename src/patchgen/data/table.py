@@ -1,7 +1,6 @@
 """A folder or a CSV manifest as a table with one checked row per image; only names are read, never pixels.
 
-Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted file name), so that split indices refer
-to the same images.
+Rows of a folder are in DomainBed's order: domain, sorted class folder, sorted file name.
 """
 
 import hashlib
@@ -32,6 +31,13 @@ class TileScale(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.side} pixels at {self.mpp:g} microns per pixel"
+
+
+def is_weight(value: Any) -> bool:
+    try:
+        return 0 <= float(value) < math.inf
+    except (TypeError, ValueError):
+        return False
 
 
 def tile_scale(mpp: Any, side: Any) -> TileScale | None:
@@ -89,25 +95,19 @@ class Table:
         np.add.at(n, (self.domain[known], self.label[known]), 1)
         return {d: dict(zip(self.classes, row.tolist(), strict=True)) for d, row in zip(self.domains, n, strict=True)}
 
-    def missing(self) -> dict[str, list[str]]:
-        """Classes without an image, for each domain that lacks any."""
-        absent = {domain: [c for c, n in row.items() if n == 0] for domain, row in self.counts().items()}
-        return {domain: names for domain, names in absent.items() if names}
-
     def to_csv(self, path: str | Path) -> None:
-        """Write the manifest that `read_table` reads back to this table; outside of its root, paths are absolute.
-
-        A registered benchmark and its options get an extra column, because they fix the order of domains and classes.
-        """
+        """Write the manifest that `read_table` reads back to this table; outside of its root, paths are absolute."""
         relative = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.root)
-        paths = self.paths if relative else [Path(os.path.abspath(self.file(i))).as_posix() for i in range(len(self))]
-        columns: dict[str, Sequence[str]] = {"path": paths, "domain": [self.domains[d] for d in self.domain]}
-        columns["label"] = [self.label_name(i) for i in range(len(self))]
+        columns: dict[str, Sequence[str]] = {
+            "path": self.paths if relative else [Path(os.path.abspath(file)).as_posix() for file in self.files],
+            "domain": [self.domains[d] for d in self.domain],
+            "label": [self.label_name(i) for i in range(len(self))],
+        }
         if self.group is not None:
             columns["group"] = self.group
         if self.weight is not None:
             columns["sample_weight"] = list(map(repr, self.weight.tolist()))
-        if self.benchmark is not None:
+        if self.benchmark is not None:  # with its options it fixes the order of domains and classes
             columns["benchmark"] = [f"{self.benchmark}?{urlencode(self.options)}".rstrip("?")] * len(self)
         if self.tiles is not None:
             columns |= {"mpp": [f"{self.tiles.mpp:g}"] * len(self), "tile": [str(self.tiles.side)] * len(self)}
@@ -118,14 +118,10 @@ def read_table(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None,
     for_scoring: bool = False,
 ) -> Table:  # fmt: skip
-    """Read a data set folder or a CSV manifest; raises ValueError with the fix if something is wrong.
+    """Read a folder `domain/class/image` or `class/image`, a manifest, or an oracle set, which is made on first use.
 
-    Args:
-        data: folder `domain/class/image` or `class/image`, or manifest; or a name of the oracle suite, which is
-            generated on first use. With `benchmark`, also the parent of its folder.
-        benchmark: a registered name; otherwise a folder with the name of a benchmark is read as that benchmark.
-        options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
-        for_scoring: one class suffices.
+    Without `benchmark`, a folder with the name of one is read as that one; with it, `data` may also be the folder's
+    parent. `options` choose its parts, e.g. `{"crctp_fold": "Fold1"}`; `for_scoring`, one class suffices.
     """
     least = 1 if for_scoring else 2
     where = Path(os.path.abspath(os.path.expanduser(data)))
@@ -261,13 +257,6 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     return replace(table, tiles=tiles, weight=None if weights is None else np.array(weights))
 
 
-def is_weight(value: Any) -> bool:
-    try:
-        return 0 <= float(value) < math.inf
-    except (TypeError, ValueError):
-        return False
-
-
 def _check_columns(path: Path, header: Sequence[str]) -> None:
     near = [name for name in header if name.lower() in ("site", "domains", "domian", "center", "centre", "hospital")]
     for column in ("path", *(["domain"] if near else []), "label"):
@@ -282,7 +271,7 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
 def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> None:
     """Files must exist, cells must be filled (a label may be empty), and a file must appear once."""
     needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
-    seen: dict[str, tuple[int, str, str]] = {}  # real path -> its line, meaning and name
+    seen: dict[str, str] = {}  # real path -> its line
     lost: list[str] = []
     find = finder(path.parent)
     for line, cells in lines:
@@ -293,12 +282,11 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
         name = os.path.normpath(cells["path"])
         file, exists = find(cells["path"])
         meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
-        before, other, spelt = seen.setdefault(file, (line, meaning, name))
-        if before != line:  # the same file would appear on both sides of a split, or in two domains
-            again = "" if spelt == name else f", the file that line {before} calls '{spelt}',"
-            both = f"is {other} in line {before}, but {meaning} in line {line}"
-            twice = f"appears in line {before} and again in line {line}; remove one"
-            raise ValueError(f"'{path}': '{name}'{again} {twice if other == meaning else both}.")
+        here = f"line {line} ('{name}', {meaning})"
+        if (
+            other := seen.setdefault(file, here)
+        ) != here:  # it would appear on both sides of a split, or in two domains
+            raise ValueError(f"'{path}': {other} and {here} are one file; remove one.")
         if not is_image(os.path.basename(name)):
             raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
         if not exists:
