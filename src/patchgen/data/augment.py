@@ -28,9 +28,9 @@ class Augment:
     scale: tuple[float, float] = (0.7, 1.0)  # share of the image's area that a crop keeps
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of a crop
     flip: float = 0.5  # probability of a horizontal flip
-    brightness: float = 0.3  # factors are uniform in [1 - x, 1 + x]
-    contrast: float = 0.3  # factors are uniform in [1 - x, 1 + x]
-    saturation: float = 0.3  # factors are uniform in [1 - x, 1 + x]
+    brightness: float = 0.3  # factors of this and the next two are uniform in [1 - x, 1 + x]
+    contrast: float = 0.3
+    saturation: float = 0.3
     hue: float = 0.3  # turns of the colour circle are uniform in [-x, x]
     grayscale: float = 0.1  # probability of dropping all colour
 
@@ -110,8 +110,7 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
 def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int, finish: Finish) -> Tensor:
     """The same on a CPU: each image stays in the CPU's cache through all operations, in a few shared buffers.
 
-    Rows are resampled first, then columns, as rows of the transposed image: a third of the time of `grid_sample`, which
-    reads four pixels for each new one. NumPy transposes twice as fast as torch.
+    Rows are resampled, then columns, as rows of the transposed image: a third of the time of `grid_sample`.
     """
     height, width = images.shape[2:]
     x, y = _positions(draw, size)
@@ -191,7 +190,7 @@ def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
     They are each image's colour operations, in its own order and grayscale last. Contrast blends with the mean gray,
     and the mean is transformed like any pixel: each operation is a linear map (6,6) of the pair (pixel, mean).
     """
-    luma = send(torch.tensor(LUMA, dtype=draw.brightness.dtype), draw.brightness.device)  # (3,)
+    luma = send(torch.tensor(LUMA, dtype=draw.brightness.dtype), draw.brightness.device)
     gray = luma.expand(3, 3)  # maps a colour to its luma in all three channels
     eye = torch.eye(3, device=luma.device)
     brightness, contrast, saturation = (f.view(-1, 1, 1) for f in (draw.brightness, draw.contrast, draw.saturation))

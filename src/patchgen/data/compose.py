@@ -1,7 +1,5 @@
 """A benchmark on photographs whose predictive pixels C* are known: objects of the user's images on drawn backgrounds.
 
-    compose("PACS", domain="photo", per_class=45).write("composed")
-
 The class decides which photograph the object is cut from. Backgrounds follow the class in the source domains and are
 independent of it in the unseen one, as in the oracle suite. No photograph is used twice.
 """
@@ -25,8 +23,6 @@ from patchgen.data.oracle_draw import Dice
 from patchgen.data.safe_open import RefusedImage, open_image
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
-BACKGROUNDS = tuple(oracle_draw.BACKDROPS)
-STREAMS = (oracle.LAYOUT, oracle.BACKDROP, oracle.NOISE)  # random streams of one image
 PHOTOGRAPHS = oracle.KINDS + 1  # the random stream that assigns the photographs
 DOMAINS, STYLES = ("amber", "dusk", "jade", "mist"), (0.6, 0.6, 0.6, 1.0)  # mist is the unseen one
 CORRELATION = (0.99, 0.97, 0.95)  # of the sources: that of oracle-shortcut
@@ -72,11 +68,12 @@ class Composition(oracle.ImageSet):
 
     def sample(self, i: int) -> oracle.Sample:
         spec, (domain, label, _), kind = self.spec, self.keys[i], self.backgrounds[i]
-        place, texture, noise = (Dice(spec.seed, stream, *self.keys[i]) for stream in STREAMS)
+        streams = (oracle.LAYOUT, oracle.BACKDROP, oracle.NOISE)
+        place, texture, noise = (Dice(spec.seed, stream, *self.keys[i]) for stream in streams)
         photograph = self.root / self.photographs[i]
         pixels, shape = cut_out(photograph, spec.object_size)
         mask = self._placed(shape, place, photograph)
-        image = oracle_draw.backdrop(BACKGROUNDS[kind], texture, spec.image_size)
+        image = oracle_draw.backdrop(list(oracle_draw.BACKDROPS)[kind], texture, spec.image_size)
         image[mask] = pixels[shape]  # both run row by row
         return oracle.Sample(oracle_draw.to_uint8(self.styled(image, domain, noise)), mask, label, domain, kind)
 
@@ -111,13 +108,13 @@ def compose(
     root = Path(os.path.abspath(os.path.expanduser(data)))
     if len(correlation) != len(DOMAINS) - 1 or not all(0 <= share <= 1 for share in correlation):
         raise ValueError(f"--correlation must be three shares in [0,1], of amber, dusk and jade, got {[*correlation]}")
-    files = _choose(read_photographs(root, domain), classes, num_classes)
+    files = _choose(_read_photographs(root, domain), classes, num_classes)
     domains = tuple(map(oracle.Domain, DOMAINS, (*correlation, 1 / len(files)), STYLES))
     spec = ComposeSpec(tuple(files), domains, DOMAINS[-1], per_class, image_size, object_size, seed)
     return Composition(spec, root, _deal(root, files, per_class, len(domains), seed))
 
 
-def read_photographs(root: Path, domain: str | None = None) -> dict[str, list[str]]:
+def _read_photographs(root: Path, domain: str | None) -> dict[str, list[str]]:
     """{class: paths of its images relative to root}, both in order."""
     folders = visible_folders(root) if root.is_dir() else []
     flat = is_cub(root) or any(is_image(file.name) for folder in folders for file in folder.iterdir())
@@ -138,7 +135,10 @@ def read_photographs(root: Path, domain: str | None = None) -> dict[str, list[st
 def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_classes: int) -> dict[str, list[str]]:
     """The photographs of the chosen classes, sorted by name; `name=pattern|pattern` merges all folders that match."""
     known = ", ".join([*files][:10] + ["..."] * (len(files) > 10))
-    entries, most = sorted(files)[:num_classes] if classes is None else classes, min(len(BACKGROUNDS), len(files))
+    entries, most = (
+        sorted(files)[:num_classes] if classes is None else classes,
+        min(len(oracle_draw.BACKDROPS), len(files)),
+    )
     if not 2 <= (count := num_classes if classes is None else len(classes)) <= most:
         raise ValueError(f"there must be 2..{most} classes, with a background each, got {count} (known: {known})")
     of_class: dict[str, list[str]] = {}

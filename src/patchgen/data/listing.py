@@ -48,8 +48,7 @@ def is_image(name: str) -> bool:
 def list_images(folder: Path) -> list[str]:
     """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
 
-    Links are followed, but ValueError for one to a folder that contains it; a file with several names is listed once,
-    and pipes and devices are skipped.
+    Links are followed, and a file with several names is listed once; ValueError for a link to a folder around it.
     """
     return list_files(folder).images
 

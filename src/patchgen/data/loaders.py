@@ -1,7 +1,6 @@
-"""Balanced batches: the same number of images from each source domain at every step.
+"""Balanced batches: the same number of images from each source domain at every step, a function of (seed, step) alone.
 
-They are a pure function of (seed, step): resuming sees the same batches, and several devices share exactly the batch
-that a single device would get.
+Resuming therefore sees the same batches, and several devices share exactly the batch of a single one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +48,8 @@ class DomainBatches:
 
     def rows_at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and domain ids of the global batch, sorted by domain: (K * per_domain,) each."""
-        drawn = [
-            np.random.default_rng([self.seed, domain, step]).choice(rows, self.per_domain)
-            for domain, rows in self.rows.items()
-        ]
+        generators = (np.random.default_rng([self.seed, domain, step]) for domain in self.rows)
+        drawn = [rng.choice(rows, self.per_domain) for rng, rows in zip(generators, self.rows.values(), strict=True)]
         return np.concatenate(drawn), np.repeat(list(self.rows), self.per_domain)
 
     def at(self, step: int, part: int = 0, parts: int = 1, images: bool = True) -> Batch:

@@ -1,7 +1,4 @@
-"""The oracle benchmark: images in several domains whose predictive patches C* are known.
-
-    Oracle(SUITE["oracle-shortcut"]).sample(7).mask    # (6,6) bool: C*
-    truth = true_masks(read_table(suite_folder("oracle-shortcut")), grid=(6, 6))     # (N,36) bool
+"""The oracle benchmark: images in several domains whose predictive patches C* are known (docs/study/oracle.md).
 
 The class depends only on the motif in C*. Backgrounds are correlated with the class in the source domains and not in
 the unseen one. Pixels depend only on the spec, on every machine.
@@ -82,7 +79,7 @@ class OracleSpec:
 
     @property
     def grid(self) -> int:
-        """Patches along a side; P is its square."""
+        """Patches along a side."""
         return self.image_size // self.patch_size
 
     @property
@@ -153,8 +150,7 @@ class ImageSet(ABC):
         others = (label + 1 + np.arange(classes - 1)) % classes
         others = others[:1] if law.turned else others[dice.order(len(others))]
         kinds = np.concatenate([np.full(faithful, label), np.resize(others, count - faithful)])
-        kinds = kinds[dice.order(count)]
-        return kinds.tolist()
+        return kinds[dice.order(count)].tolist()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -236,7 +232,6 @@ class Oracle(ImageSet):
         dice = [Dice(spec.seed, purpose, *self.keys[i]) for purpose in range(KINDS)]
         order = draw.layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
         mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)
-
         patch, name = spec.patch_size, list(BACKDROPS)[kind]
         image = draw.motif(spec.class_names[label], dice[MOTIF], spec.image_size, patch)
         inside = mask.repeat(patch, 0).repeat(patch, 1)[:, :, None]
@@ -273,27 +268,24 @@ def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     half of its area is.
     """
     files = [Path(*file.parts[:-4], "masks", *file.parts[-3:]).with_suffix(".png") for file in table.files]
-    if len(lost := [file for file in files if not file.is_file()]) == len(files):
+    if not any(file.is_file() for file in files):
         return None
-    if lost:
-        raise ValueError(f"{len(lost)} of {len(files)} masks are missing, first '{lost[0]}'; write the data set again")
     masks = []
     for file in files:
         try:
             with open_image(file) as image:
                 masks.append(half_covered(np.asarray(image.convert("L")) > 127, grid))
-        except ValueError as error:
-            raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"mask '{file}' cannot be read: {error}; write the data set again") from error
     return np.stack(masks)
 
 
 def half_covered(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool: the patches of a grid (h,w) of which at least half the area is in the bool mask (H,W)."""
-    rows, columns = (_overlaps(cells, length) for cells, length in zip(grid, pixels.shape, strict=True))
+
+    def overlaps(cells: int, length: int) -> np.ndarray:  # (cells, length) in units of 1/cells pixel
+        cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
+        return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)
+
+    rows, columns = map(overlaps, grid, pixels.shape)
     return (2 * rows @ pixels.astype(np.int64) @ columns.T >= pixels.size).ravel()
-
-
-def _overlaps(cells: int, length: int) -> np.ndarray:
-    """(cells, length): overlap of each pixel with each cell, in units of 1/cells pixel; rows sum to length."""
-    cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
-    return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)

@@ -152,12 +152,9 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
     if sum(sizes) > len(data):
         raise RefusedImage("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
-    parts = [
-        _jpeg_stream(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size
-    ]
-    without = sum(not size for size in sizes[: len(starts)])  # without a length: each may extend to the end of the file
-    scans = data.count(b"\xff\xda") if without else 0
-    return parts + [(max(1, scans), share)] * without
+    whole = max(1, data.count(b"\xff\xda")), share  # of a part without a length, which may extend to the file's end
+    places = zip(starts, sizes, strict=False)
+    return [_jpeg_stream(data[start : start + size], share) if size else whole for start, size in places]
 
 
 def _refuse_repeated_tags(data: bytes) -> None:

@@ -110,8 +110,6 @@ def _described(table: Table, i: int) -> tuple[str, str, str, str]:
 
 def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
     """Write one CSV line per row of the table: its description, its part (in or out) and the rule."""
-    if len(splits.part) != len(table):
-        raise ValueError(f"The splits cover {len(splits.part)} rows and the table has {len(table)}.")
     rule = (splits.rule, str(splits.seed), str(splits.holdout))
     rows = ((*_described(table, i), "out" if splits.part[i] else "in", *rule) for i in range(len(table)))
     write_csv(path, COLUMNS, rows)

@@ -1,14 +1,9 @@
 """Stained tissue: augmentation of a whole batch on its device, and normalisation of tiles to one reference.
 
-Tissue has no orientation, so an image is put into one of the eight orientations of a square, without resampling,
-because the size of nuclei is informative. Light is absorbed exponentially, so in optical density (the negative
-logarithm) stains add up, and "scale each stain by a, shift it by b" (Tellez et al. 2018, "Whole-slide mitosis detection
-in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9)) is one affine map of an image's densities. The stain
-colours are those of Ruifrok and Johnston (2001).
-
-Normalisation is that of Macenko et al., "A method for normalizing histology slides for quantitative analysis" (ISBI
-2009), as torchstain computes it: a tile's two stains are the extreme directions of its optical densities, which are
-recombined with the stains and strengths (99th percentile) of the reference, the median over training tiles.
+Images are turned and mirrored without resampling, because the size of nuclei is informative. In optical density (the
+negative logarithm) stains add up, so "scale each stain by a, shift it by b" (Tellez et al. 2018, IEEE TMI 37(9)) is one
+affine map of an image's densities; the stain colours are those of Ruifrok and Johnston (2001). Normalisation is that of
+Macenko et al. (ISBI 2009), as torchstain computes it; its reference is the median over training tiles.
 """
 
 from collections.abc import Iterable
