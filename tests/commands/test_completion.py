@@ -12,7 +12,7 @@ CASES = {
     "patchgen ": set(COMMANDS),
     "patchgen tr": {"train"},
     "patchgen train --pa": {"--patience"},
-    "patchgen train photos --preset ": {"small", "paper"},
+    "patchgen train photos --preset ": {"small", "paper", "quick"},
     "patchgen runs ": {"list", "diff", "clean", "collect", "table"},
     "patchgen slide tiles slides --anno": {"--annotations"},
     "patchgen slide embed MODEL slides --form": {"--format"},

@@ -90,7 +90,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return re.sub(r"[\s│]+", " ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("method", "preset"), [("lp-ln", "small"), ("patchgen", "small"), ("miro", "paper")])
+@pytest.mark.parametrize(("method", "preset"), [("lp-ln", "small"), ("patchgen-cls", "quick"), ("miro", "paper")])
 def test_help_shows_the_values_that_the_command_would_use(
     method: str, preset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +101,7 @@ def test_help_shows_the_values_that_the_command_would_use(
         if config[name] is not None:
             option = shown.partition(f" --{name.replace('_', '-')} ")[2].partition(" --")[0]
             assert re.search(rf"\((default: )?{config[name]}[,)]", option), (name, option)
-    assert "(0.5, given)" in shown and "(0.003, preset small" in shown or preset == "paper"
+    assert "(0.5, given)" in shown and f"(0.003, preset {preset}" in shown or preset == "paper"
 
 
 def test_rates_in_help_are_those_of_the_methods() -> None:

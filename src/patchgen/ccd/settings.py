@@ -131,6 +131,8 @@ def stream_preset(preset: str, data: str) -> dict[str, Any]:
     """The settings of a preset for this data: the host method halves components and learning rate on CUB."""
     from patchgen.data.cub import is_cub
 
+    if preset not in ("small", "paper"):
+        raise ValueError(f"preset must be small or paper for --task ccd, not {preset}")
     settings = dict(SMALL if preset == "small" else PAPER)
     if data and Path(data).is_dir() and is_cub(Path(data)):
         settings |= {"components": "half"} | ({"lr": 0.05} if preset == "paper" else {})

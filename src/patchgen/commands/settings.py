@@ -50,9 +50,10 @@ class StartOptions:
     """Where the settings that are not given come from."""
 
     preset: Annotated[
-        Literal["small", "paper"] | None, tyro.conf.arg(metavar="{small,paper}", help_behavior_hint="")
+        Literal["small", "paper", "quick"] | None, tyro.conf.arg(metavar="{small,paper,quick}", help_behavior_hint="")
     ] = None
-    """`small` (the default): minutes on two cores. `paper`: the published protocol (5001 steps, DomainNet 15001)."""
+    """`small` (the default): minutes on two cores. `paper`: the published protocol (5001 steps, DomainNet 15001).
+    `quick`: that of `fit --quick`."""
     config: Maybe[str] = None
     """YAML file of settings (such as a run's config.yaml) to start from instead of a preset."""
 
