@@ -15,7 +15,8 @@ from patchgen.model.backbone import load_backbone
 from patchgen.model.convert import build, read_file
 from patchgen.model.names import BACKBONES
 from patchgen.model.preprocessing import IMAGENET
-from patchgen.model.vit_files import read_timm
+from patchgen.model.vit import VitConfig
+from patchgen.model.vit_files import read_fused
 
 KINDS = {
     **TIMM,
@@ -95,8 +96,8 @@ def test_published_sizes_fill_the_named_architecture(name: str) -> None:
     state = {key: torch.empty(shape, device="meta") for key, shape in vit.shapes().items()}
     about = vit.about()
     del about["model_args"]["num_heads"]  # cards leave it to the architecture
-    config, tensors = read_timm(Path(name), about, state)
-    assert config == {"mlp_ratio": 4, "qkv_bias": True, "use_swiglu_ffn": False} | spec.config
+    family, config, tensors = read_fused(state, name, about)
+    assert VitConfig.read(family, config, name) == VitConfig.read(spec.family, spec.config, name)
     with torch.device("meta"):
         model = build(spec.family, spec.config)
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}

@@ -1,8 +1,8 @@
-"""Files -> networks: folders with a config.json, and single weight files with third-party tensor names.
+"""Files and objects -> networks, with their pixels and licence.
 
 Plain ViTs become a `Vit`; all other models are those of transformers or timm. Single files hold plain ViTs with a fused
 qkv matrix under the names of timm or of Meta's DINOv2, or RegNetY under the names of torchvision or SWAG. No tensor is
-ever left at random values: a file that does not provide all weights is rejected.
+left at random values: a file that does not provide all weights is rejected.
 """
 
 import copy
@@ -21,9 +21,13 @@ from patchgen.model.generic import CONVOLUTIONAL, Family, Traits, adopt, build_g
 from patchgen.model.local import folder_tensors, has_weights
 from patchgen.model.preprocessing import HALF, IMAGENET, Pixels, earlier_pixels, folder_pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
-from patchgen.model.vit_files import PICKLED, build_vit, check_sizes, check_tensors, read_fused, read_timm, read_vit
+from patchgen.model.vit_files import build_vit, check_sizes, check_tensors, read_fused, read_vit
 
 FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
+PICKLED = (
+    'Convert it to safetensors on a machine where you trust it: python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
+)
 
 
 class Loaded(NamedTuple):
@@ -52,7 +56,9 @@ def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | N
     check_sizes(lambda: Vit(config), config.to_diff_dict(), state)
     with torch.device("meta"):
         vit = Vit(config)
-    return vit.allocate()
+    empty = {name: torch.empty(tensor.shape) for name, tensor in vit.state_dict().items()}
+    vit.load_state_dict(empty, assign=True)  # torch's `to_empty` would import sympy
+    return vit
 
 
 def traits_of(network: nn.Module) -> Traits:
@@ -80,8 +86,9 @@ def read_object(model: nn.Module) -> Loaded:
         )
     if tower.config.model_type not in LAYOUTS:
         return Loaded(copy.deepcopy(tower))
-    vit = read_vit(tower.config.model_type, tower.config.to_dict(), tower.state_dict(), f"the {type(tower).__name__}")
-    return Loaded(vit.to(next(tower.parameters()).device))
+    return Loaded(
+        read_vit(tower.config.model_type, tower.config.to_dict(), tower.state_dict(), f"the {type(tower).__name__}")
+    )
 
 
 def read_folder(folder: Path) -> Loaded:
@@ -93,11 +100,10 @@ def read_folder(folder: Path) -> Loaded:
     if "model_type" not in about and "architecture" in about:
         if not any(folder.glob("model*.safetensors")):
             raise ValueError(f"{folder} holds a timm model as a pickle, which can run code on loading. {PICKLED}")
-        config, state = read_timm(folder, about, folder_tensors(folder))
         fields = about.get("pretrained_cfg")
         fields = fields if isinstance(fields, dict) else about  # the oldest layout is flat
         licence, pixels = fields.get("license"), timm_pixels(folder / "config.json", fields)
-        vit = build_vit("dinov2_with_registers", config, state, folder)
+        vit = build_vit(*read_fused(folder_tensors(folder), folder, about), folder)
         return Loaded(vit, pixels, licence if isinstance(licence, str) else "unknown")
     if model_type == "clip":
         model_type, about = "clip_vision_model", tower if isinstance(tower, dict) else {}
@@ -121,7 +127,7 @@ def read_file(path: Path) -> Loaded:
         check_tensors(model, state, f"{path.name} does not fill a RegNetY")
         model.load_state_dict(state)
     else:
-        model = read_fused(state, path)
+        model = build_vit(*read_fused(state, path.name), path.name)
     pixels = HALF if model.config.model_type == "vit" else IMAGENET  # type: ignore[union-attr]
     return Loaded(model, pixels._replace(assumed="mean and std are its family's, resizing is bilinear by default"))
 

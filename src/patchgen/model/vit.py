@@ -288,12 +288,6 @@ class Vit(nn.Module):
         with replacing(Path(folder) / "model.safetensors") as temporary:
             save_file(state, temporary, metadata={"format": "pt"})
 
-    def allocate(self) -> "Vit":
-        """Give a network on the meta device memory, to be filled; torch's `to_empty` would import sympy for it."""
-        empty = {name: torch.empty(tensor.shape) for name, tensor in self.state_dict().items()}
-        self.load_state_dict(empty, assign=True)
-        return self
-
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.embeddings(images)
         if self.layout.first_norm:

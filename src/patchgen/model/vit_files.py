@@ -1,17 +1,12 @@
-"""Weights in files -> plain ViTs: transformers folders, timm folders, and files under timm's or Meta's names.
+"""Tensors in files -> plain ViTs: transformers folders, timm folders, and files under timm's or Meta's names.
 
-    vit = read_vit("dinov2", fields, state, folder)      # a folder of transformers: fields of config.json, tensors
-    vit = read_fused(state, path)                        # a single file: one qkv matrix per block
-    config, tensors = read_timm(folder, about, state)    # a folder in timm's layout, as pathology encoders have
-
-The tensors decide the sizes: a config that disagrees with them is refused before anything is allocated. No tensor is
-ever left at random values. In timm's layout, rotary positions, the order of norms and the activation cannot be inferred
-from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected.
+The tensors decide the sizes: a config that disagrees with them is refused before anything is allocated, and no tensor
+is left at random values. In timm's layout, rotary positions, the order of norms and the activation do not show in the
+tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +21,7 @@ HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 
 
 
 def build_vit(family: str, given: Mapping[str, Any], state: State, where: object) -> Vit:
-    """A ViT with these tensors, converted to float32; tensors that it does not have are ignored."""
+    """A ViT with copies of these tensors in float32; tensors that it does not have are ignored."""
     config, message = VitConfig.read(family, given, where), f"{where} does not fill a {family}"
     pattern = re.compile(rf"{re.escape(LAYOUTS[family].blocks)}\.(\d+)\.")
     depth = len({match[1] for name in state if (match := pattern.match(name))})
@@ -37,7 +32,8 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
     with torch.device("meta"):
         vit = Vit(config)
     check_tensors(vit, state, message)
-    vit.allocate().load_state_dict({name: state[name] for name in vit.state_dict()})
+    copies = {name: state[name].to(torch.float32, copy=True) for name in vit.state_dict()}
+    vit.load_state_dict(copies, assign=True)
     return vit
 
 
@@ -122,49 +118,112 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+?)(\.weight|\.bias)?$")
 _DIMENSIONS = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "norm.weight": 1,
                "blocks.0.mlp.fc1.weight": 2, "blocks.0.mlp.fc2.weight": 2}  # fmt: skip
 _REGISTERS = ("register_tokens", "reg_token")  # Meta's name, timm's
+_UNUSED = ("head.", "mask_token")
+PLAIN = re.compile(
+    r"vit_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(_reg\d+)?_(\d+|dinov2)(\..+)?"
+)  # timm's names of ViTs without special features
+# timm arguments that can change the network without changing its tensors, and the values that leave it unchanged
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "norm_layer": (None, "layernorm"), "qk_norm": (None, False), "pre_norm": (None, False), "class_token": (None, True),
+    "mlp_layer": (None, "mlp", "swiglupacked"),
+}  # fmt: skip
+ACTIVATIONS = {True: (None, "silu", "swish"), False: (None, "gelu")}  # of a gated and of a plain feed-forward layer
+ELSEWHERE = "give a transformers folder, or timm:NAME where timm can be installed"
 
 
-def read_fused(state: State, path: Path) -> Vit:
-    """A plain ViT in a single file: a `vit` without LayerScale, else a DINOv2."""
-    scaled = "blocks.0.ls1.gamma" in state
-    unused = ("head.", "mask_token") if scaled else ("head.",)
-    body = {name: tensor for name, tensor in state.items() if not name.startswith(unused)}
-    sizes = _sizes(body, path.name, "a weight file must hold a plain ViT under timm's or Meta's names, or a RegNetY "
-                   "under torchvision's; give a transformers folder for other layouts")  # fmt: skip
-    width, side = sizes["hidden_size"], round((body["pos_embed"].shape[1] - 1) ** 0.5)
-    if width % 64 or side * side + 1 != body["pos_embed"].shape[1]:
+def read_fused(
+    state: State, where: object, about: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    """Family, config and tensors of a plain ViT in a single file, or of a folder in timm's layout.
+
+    A file without LayerScale is a `vit`. A folder, whose config.json is ``about``, always is a `dinov2_with_registers`,
+    with the same output: without LayerScale it gets one of ones.
+    """
+    arguments = {} if about is None else _model_args(about, where)
+    body = {name: tensor for name, tensor in state.items() if not name.startswith(_UNUSED)}
+    for part in ("weight", "bias"):  # a norm of the pooled vector alone becomes the norm of all tokens
+        if f"fc_norm.{part}" in body and f"norm.{part}" not in body:
+            body[f"norm.{part}"] = body.pop(f"fc_norm.{part}")
+    sizes = _sizes(body, where)
+    width, registers, positions = sizes["hidden_size"], sizes["num_register_tokens"], body["pos_embed"].shape[1]
+    outer, inner = len(body["blocks.0.mlp.fc1.weight"]), body["blocks.0.mlp.fc2.weight"].shape[1]
+    gated = outer == 2 * inner  # SwiGLUPacked: gate and value in one layer
+    for name, values in {**HARMLESS, "act_layer": ACTIVATIONS[gated]}.items():
+        value = arguments.get(name)
+        if (value.lower() if isinstance(value, str) else value) not in values:
+            raise ValueError(f"{where}: no plain vision transformer has {name} {shortly(value)}; {ELSEWHERE}")
+    usual = HEADS.get(width) or (width // 64 if about is None and width % 64 == 0 else None)
+    heads = arguments.get("num_heads") or usual
+    if type(heads) is not int or heads < 1 or width % heads:
         raise ValueError(
-            f"{path.name}: a ViT file needs a width divisible by 64 and 1 + n*n position embeddings; this one has "
-            f"width {width} and {body['pos_embed'].shape[1]} positions. Give a transformers folder instead."
+            f"{where}: the number of heads of a ViT of width {width} is not known; put num_heads into model_args of "
+            "the config.json of a folder in timm's layout, as its model card says"
         )
-    given = sizes | {"num_attention_heads": HEADS.get(width) or width // 64, "image_size": side * sizes["patch_size"]}
-    family, hidden = "vit", len(body["blocks.0.mlp.fc1.weight"])
-    if scaled:
-        family = "dinov2_with_registers" if given["num_register_tokens"] else "dinov2"
-    given |= {"mlp_ratio": hidden // width} if scaled else {"layer_norm_eps": 1e-6, "intermediate_size": hidden}
-    return build_vit(family, given, _split(body, family, False, path.name), path.name)
+    ratio = next((r for r in range(1, 17) if (gated_width(width * r) if gated else width * r) == inner), None)
+    # positions are those of the grid alone, or also of the class token, or also of the registers
+    sides = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1, 1 + registers)}
+    before = next((before for before, side in sides.items() if side and side**2 == positions - before), None)
+    if ratio is None or before is None or (not gated and outer != inner):
+        raise ValueError(
+            f"{where}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU, and "
+            f"positions for a square grid of patches; this one has width {width}, feed-forward layers of {outer} and "
+            f"{inner}, and {positions} position embeddings"
+        )
+    config = sizes | {
+        "num_attention_heads": heads, "mlp_ratio": ratio, "intermediate_size": inner, "use_swiglu_ffn": gated,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in body, "image_size": sides[before] * sizes["patch_size"],
+        "layer_norm_eps": 1e-6,
+    }  # fmt: skip
+    family = "dinov2_with_registers"
+    if about is None and not registers:
+        family = "dinov2" if "blocks.0.ls1.gamma" in body else "vit"
+    return family, config, _split(_with_positions(body, before), family, gated, where)
 
 
-def _sizes(state: State, where: object, rule: str) -> dict[str, int]:
+def _model_args(about: Mapping[str, Any], folder: object) -> Mapping[str, Any]:
+    """timm's arguments of the network in a folder, whose name must be that of a plain ViT."""
+    architecture, arguments = about["architecture"], about.get("model_args")
+    if not isinstance(architecture, str) or not PLAIN.fullmatch(architecture):
+        raise ValueError(
+            f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
+            f"vit_giant_patch14_reg4_dinov2, and {folder} has {shortly(architecture)}; {ELSEWHERE}"
+        )
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _sizes(state: State, where: object) -> dict[str, int]:
     """Width, depth, patch size and number of registers, read from the tensors."""
+    rule = f"{where} must hold a plain ViT under timm's or Meta's names (a file also a RegNetY); {ELSEWHERE}"
     missing = [name for name, count in _DIMENSIONS.items() if name not in state or state[name].ndim != count]
     if missing:
-        raise ValueError(f"{rule}; {where}: {', '.join(missing)} not found (it has {', '.join(sorted(state)[:3])})")
+        raise ValueError(f"{rule}; {', '.join(missing)} not found (it has {', '.join(sorted(state)[:3])})")
     width, channels, *patch = state["patch_embed.proj.weight"].shape
     registers = next((state[name] for name in _REGISTERS if name in state), torch.empty(1, 0, width))
     widths = [size for tensor in (state["cls_token"], state["pos_embed"], registers) for size in tensor.shape[-1:]]
     if channels != 3 or patch[0] != patch[1] or registers.ndim != 3 or set(widths) != {width}:
         raise ValueError(
-            f"{rule}; {where}: its patches are {tuple(patch)} pixels of {channels} channels, its tokens {widths} wide"
+            f"{rule}; its patches are {tuple(patch)} pixels of {channels} channels, its tokens {widths} wide"
         )
     depth = len({match[1] for name in state if (match := _BLOCK.match(name))})
     return {"hidden_size": width, "num_hidden_layers": depth, "num_register_tokens": registers.shape[1],
             "patch_size": patch[0]}  # fmt: skip
 
 
+def _with_positions(state: State, before: int) -> dict[str, Tensor]:
+    """DINOv2's positions: one for the class token; those of the registers are added to these tokens."""
+    rest = {name: tensor for name, tensor in state.items() if name not in ("pos_embed", *_REGISTERS)}
+    position = state["pos_embed"]  # (1, before + P, D)
+    first = position[:, :1] if before else position.new_zeros(1, 1, position.shape[2])
+    rest["pos_embed"] = torch.cat([first, position[:, before:]], 1)
+    registers = next((state[name] for name in _REGISTERS if name in state), position.new_zeros(1, 0, position.shape[2]))
+    if before > 1:
+        registers = registers.float() + position[:, 1:before].float()
+    return rest | {"register_tokens": registers}  # (1, R, D)
+
+
 def _split(state: State, family: str, gated: bool, where: object) -> dict[str, Tensor]:
-    """The tensors under the names of a family; a fused layer is split into its parts."""
-    layout, renamed = LAYOUTS[family], {}
+    """The tensors under the names of a family; a fused layer is split, a missing LayerScale is one of ones."""
+    layout = LAYOUTS[family]
     names, attention = layout.block, layout.block["attention"]
     top = {
         "cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
@@ -179,104 +238,22 @@ def _split(state: State, family: str, gated: bool, where: object) -> dict[str, T
         "mlp.fc2": ["mlp.down_proj" if gated else "mlp.fc2"],
         **({f"ls{i}.gamma": [f"{names[f'scale{i}']}.lambda1"] for i in (1, 2)} if "scale1" in names else {}),
     }  # fmt: skip
+    ones = torch.ones_like(state["norm.weight"])
+    renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = _BLOCK.match(name)
         targets = parts.get(match[2], []) if match else []
         if name in top:
             renamed[top[name]] = tensor
         elif match and targets and tensor.ndim and len(tensor) % len(targets) == 0:
+            block = f"{layout.blocks}.{match[1]}"
             for target, part in zip(targets, tensor.chunk(len(targets)), strict=True):
-                renamed[f"{layout.blocks}.{match[1]}.{target}{match[3] or ''}"] = part
+                renamed[f"{block}.{target}{match[3] or ''}"] = part
+            for scale in (parts["ls1.gamma"] + parts["ls2.gamma"]) if "scale1" in names else ():
+                renamed.setdefault(f"{block}.{scale}", ones)
         else:
             raise ValueError(
                 f"{where}: tensor {name!r} is not part of a plain ViT, or misshapen; "
-                f"known per block: {', '.join(parts)}. Give a transformers folder, or timm:NAME"
+                f"known per block: {', '.join(parts)}. Or {ELSEWHERE}"
             )
     return renamed
-
-
-# Folders in timm's layout
-
-PICKLED = (
-    'Convert it to safetensors on a machine where you trust it: python -c "import torch, safetensors.torch as s; '
-    "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
-)
-ACTIVATIONS = {True: (None, "silu", "swish"), False: (None, "gelu")}  # of a gated and of a plain feed-forward layer
-PLAIN = re.compile(
-    r"vit_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(_reg\d+)?_(\d+|dinov2)(\..+)?"
-)  # timm's names of ViTs without special features
-# timm arguments that can change the network without changing its tensors, and the values that leave it unchanged
-HARMLESS: dict[str, tuple[Any, ...]] = {
-    "norm_layer": (None, "layernorm"), "qk_norm": (None, False), "pre_norm": (None, False), "class_token": (None, True),
-    "mlp_layer": (None, "mlp", "swiglupacked"),
-}  # fmt: skip
-ELSEWHERE = "where timm can be installed, give it as timm:NAME"
-
-
-def read_timm(folder: Path, about: Mapping[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings and tensors of a `dinov2_with_registers` for a folder in timm's layout, with the same output.
-
-    A network without LayerScale gets one of ones. ``about`` is the folder's config.json, ``state`` its tensors.
-    """
-    arguments, architecture = about.get("model_args"), about["architecture"]
-    if not isinstance(architecture, str) or not PLAIN.fullmatch(architecture):
-        raise ValueError(
-            f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
-            f"vit_giant_patch14_reg4_dinov2, and {folder} has {shortly(architecture)}; {ELSEWHERE}"
-        )
-    body = {name: tensor for name, tensor in state.items() if not name.startswith(("head.", "head_drop."))}
-    for part in ("weight", "bias"):  # a norm of the pooled vector alone becomes the norm of all tokens
-        if f"fc_norm.{part}" in body and f"norm.{part}" not in body:
-            body[f"norm.{part}"] = body.pop(f"fc_norm.{part}")
-    config, before = _timm_config(folder, body, arguments if isinstance(arguments, dict) else {})
-    tensors = _split(_with_positions(body, before), "dinov2_with_registers", config["use_swiglu_ffn"], folder)
-    ones = torch.ones(config["hidden_size"], device=body["pos_embed"].device)
-    scales = {f"encoder.layer.{layer}.layer_scale{i}.lambda1": ones for layer in range(config["num_hidden_layers"])
-              for i in (1, 2)}  # fmt: skip
-    return config, scales | tensors
-
-
-def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The config of the same network as a DINOv2, and the number of positions before the grid."""
-    sizes = _sizes(state, folder, f"a folder in timm's layout must hold a plain ViT under timm's names, or {ELSEWHERE}")
-    width, registers, positions = sizes["hidden_size"], sizes["num_register_tokens"], state["pos_embed"].shape[1]
-    outer, inner = len(state["blocks.0.mlp.fc1.weight"]), state["blocks.0.mlp.fc2.weight"].shape[1]
-    gated = outer == 2 * inner  # SwiGLUPacked: gate and value in one layer
-    for name, values in {**HARMLESS, "act_layer": ACTIVATIONS[gated]}.items():
-        value = arguments.get(name)
-        if (value.lower() if isinstance(value, str) else value) not in values:
-            raise ValueError(
-                f"{folder}: model_args has {name} {shortly(value)}, which this plain vision transformer cannot have; "
-                f"{ELSEWHERE}"
-            )
-    heads = arguments.get("num_heads") or HEADS.get(width)
-    if type(heads) is not int or heads < 1 or width % heads:
-        raise ValueError(
-            f"{folder}: the number of heads of a ViT of width {width} is not known; put num_heads into model_args of "
-            "its config.json, as its model card says"
-        )
-    ratio = next((r for r in range(1, 17) if (gated_width(width * r) if gated else width * r) == inner), None)
-    sides = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1 + registers)}
-    before = next((before for before, side in sides.items() if side and side**2 == positions - before), None)
-    if ratio is None or before is None or (not gated and outer != inner):
-        raise ValueError(
-            f"{folder}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU, and "
-            f"positions for a square grid of patches; this one has width {width}, feed-forward layers of {outer} and "
-            f"{inner}, and {positions} position embeddings"
-        )
-    config = sizes | {"num_attention_heads": heads, "mlp_ratio": ratio, "use_swiglu_ffn": gated,
-                      "qkv_bias": "blocks.0.attn.qkv.bias" in state,
-                      "image_size": sides[before] * sizes["patch_size"]}  # fmt: skip
-    return config, before
-
-
-def _with_positions(state: State, before: int) -> dict[str, Tensor]:
-    """DINOv2's positions: one for the class token; those of the registers are added to these tokens."""
-    rest = {name: tensor for name, tensor in state.items() if name not in ("pos_embed", *_REGISTERS)}
-    position = state["pos_embed"]  # (1, before + P, D)
-    registers = state.get("reg_token", position.new_zeros(1, 0, position.shape[2]))  # (1, R, D)
-    first = position[:, :1] if before else position.new_zeros(1, 1, position.shape[2])
-    return rest | {
-        "pos_embed": torch.cat([first, position[:, before:]], 1),
-        "register_tokens": registers.float() + position[:, 1:before].float() if before > 1 else registers,
-    }
