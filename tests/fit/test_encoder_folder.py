@@ -14,7 +14,7 @@ from benchmarks.encoders import TIMM, TISSUE_PIXELS, write_timm
 from patchgen.data.images import decode
 from patchgen.data.table import read_table
 from patchgen.fit.estimator import PatchGenClassifier
-from patchgen.model import timm, weights
+from patchgen.model import generic, weights
 from patchgen.predict.predictor import load_predictor
 from patchgen.runs.folder import RunFolder
 
@@ -60,7 +60,7 @@ def test_a_model_moves_without_its_encoder(
     hidden = Path(shutil.move(encoder, tmp_path / "gone"))
     for name in ("hub_folder", "fetch", "cached_hub_folder"):
         monkeypatch.setattr(weights, name, nowhere)
-    monkeypatch.setattr(timm, "import_timm", nowhere)
+    monkeypatch.setattr(generic, "import_timm", nowhere)
     try:
         model = PatchGenClassifier.load(moved)
         np.testing.assert_allclose(model.predict_proba(files), before, atol=1e-6)

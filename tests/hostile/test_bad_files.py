@@ -16,7 +16,7 @@ from patchgen.cli import main
 from patchgen.common.files import read_csv
 from patchgen.common.untrusted import read_json, read_tensors, read_yaml, shortly
 from patchgen.config import load_settings
-from patchgen.model.local import folder_tensors
+from patchgen.model.weights import folder_tensors
 from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs
 from patchgen.runs.folder import is_model_folder

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from patchgen.model.backbone import load_backbone
 from patchgen.model.convert import build
-from patchgen.model.generic import hide_broken_torchvision
-from patchgen.model.timm import build_timm
+from patchgen.model.generic import build_timm, hide_broken_torchvision
 from patchgen.model.tuning import set_tuning
 
 try:

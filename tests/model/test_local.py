@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from patchgen.model.local import content, local_path
+from patchgen.model.weights import content, local_path
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from benchmarks.encoders import (
 )  # fmt: skip
 from patchgen.data.images import ImageStore, decode
 from patchgen.model.backbone import Backbone, load_backbone
-from patchgen.model.local import content
 from patchgen.model.preprocessing import (
     CLIP,
     IMAGENET,
@@ -34,6 +33,7 @@ from patchgen.model.preprocessing import (
     folder_pixels,
     recorded_pixels,
 )
+from patchgen.model.weights import content
 
 ROUNDING = 1e-6
 

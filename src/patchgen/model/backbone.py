@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from patchgen.common import plugins
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
-from patchgen.model import timm, weights
+from patchgen.model import weights
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
-from patchgen.model.generic import last_hidden, on_input, on_tensor
+from patchgen.model.generic import TIMM, build_timm, import_timm, last_hidden, on_input, on_tensor
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, recorded_pixels, with_defaults
 from patchgen.model.tuning import plain_name
@@ -220,8 +220,8 @@ def _load(
     path = expanded(source)
     if source == "auto" and pretrained:
         return _auto(progress, recorded)
-    if source.startswith(timm.PREFIX):
-        return _from_timm(source, source.removeprefix(timm.PREFIX), pretrained)
+    if source.startswith("timm:"):
+        return _from_timm(source, source.removeprefix("timm:"), pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
     if source == "registry":
@@ -239,7 +239,7 @@ def _load(
     spec = BACKBONES[source]
     if spec.make is not None:
         return Backbone(spec.make()._replace(licence=spec.licence, note=spec.note), source, f"plug-in {source}")
-    if spec.family == timm.MODEL_TYPE:
+    if spec.family == TIMM:
         return _from_timm(source, spec.config["name"], pretrained=True)
     return _from_hub(source, spec.hub_id)
 
@@ -271,8 +271,8 @@ def _random(source: str) -> Backbone:
 def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
-        model = timm.build_timm(name, pretrained=pretrained)
-    resolved = f"timm {timm.import_timm().__version__}, {name}"
+        model = build_timm(name, pretrained=pretrained)
+    resolved = f"timm {import_timm().__version__}, {name}"
     resolved += "" if pretrained else f", random weights (seed {SEED})"
     return Backbone(Loaded(model, model.pixels, model.licence if pretrained else "none"), source, resolved)
 

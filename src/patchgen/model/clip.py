@@ -24,7 +24,6 @@ from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.classifier import Saved
 from patchgen.model.generic import allowed, fill, hide_broken_torchvision, quiet_loading
-from patchgen.model.local import folder_tensors
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 BATCH = 256  # sentences per batch
@@ -121,7 +120,8 @@ def load_text(backbone: Backbone) -> ClipText:
                 name: allowed(kind, about.get(name) or {}) for name, kind in CLIPConfig.sub_configs.items()
             }
             clip: Any
-            clip, info = fill(CLIPModel, CLIPConfig(**allowed(CLIPConfig, about), **parts), folder_tensors(folder))
+            config = CLIPConfig(**allowed(CLIPConfig, about), **parts)
+            clip, info = fill(CLIPModel, config, weights.folder_tensors(folder))
             for file in folder.iterdir():  # the tokenizer reads several
                 refuse_pipe(file)
             tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)

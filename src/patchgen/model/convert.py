@@ -16,12 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.common.untrusted import read_json, read_tensors
-from patchgen.model import timm
-from patchgen.model.generic import CONVOLUTIONAL, Family, Traits, adopt, build_generic, open_folder
-from patchgen.model.local import folder_tensors, has_weights
+from patchgen.model.generic import (
+    CONVOLUTIONAL,
+    TIMM,
+    Family,
+    TimmVit,
+    Traits,
+    adopt,
+    build_generic,
+    build_timm,
+    open_folder,
+)
 from patchgen.model.preprocessing import HALF, IMAGENET, Pixels, earlier_pixels, folder_pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 from patchgen.model.vit_files import build_vit, check_sizes, check_tensors, read_fused, read_vit
+from patchgen.model.weights import folder_tensors, has_weights
 
 FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
 PICKLED = (
@@ -46,8 +55,8 @@ def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | N
     ``state`` has all tensors that it will get: a network much larger than these is refused, and a plain ViT is not
     initialised.
     """
-    if family == timm.MODEL_TYPE:
-        return timm.build_timm(given["name"], pretrained=False)
+    if family == TIMM:
+        return build_timm(given["name"], pretrained=False)
     if family not in LAYOUTS:
         return build_generic(family, given, state)
     config = VitConfig.read(family, given, f"the architecture of a {family}")
@@ -73,7 +82,7 @@ def read_object(model: nn.Module) -> Loaded:
     """A copy of a model object of transformers (of a larger model, its image tower) or timm."""
     if hasattr(model, "forward_features"):
         about: Any = getattr(model, "pretrained_cfg", None) or {}
-        wrapped = timm.TimmVit(copy.deepcopy(model), str(about.get("architecture") or type(model).__name__))
+        wrapped = TimmVit(copy.deepcopy(model), str(about.get("architecture") or type(model).__name__))
         return Loaded(wrapped, wrapped.pixels, wrapped.licence)
     if isinstance(model, Vit):
         return Loaded(copy.deepcopy(model))

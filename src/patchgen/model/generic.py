@@ -1,9 +1,5 @@
 """Models of transformers and timm that are no plain ViT: built without their code, their parts detected by observation.
 
-    model = open_folder(folder, about, families)
-    traits = adopt(model)     # a transformers model, or a timm model wrapped by patchgen.model.timm
-    hidden = last_hidden(model, images)
-
 A config.json can name code (`auto_map`), kernels to download (`_attn_implementation`), adapters and quantisers. None of
 these reach a loader: only plain values of fields that the model type's own config class declares are used.
 
@@ -21,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,12 +26,14 @@ from torch.utils.hooks import RemovableHandle
 
 from patchgen.common.text import first_line
 from patchgen.common.untrusted import shortly
-from patchgen.model.local import folder_tensors
+from patchgen.model.preprocessing import Pixels
 from patchgen.model.vit_files import check_sizes
+from patchgen.model.weights import folder_tensors, require_requests
 
 NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # names of a final norm
 PROBES = ((4, 4), (4, 6))  # grids of the test passes: two, to detect pyramids by the length of their last level
 LONGEST = 1000  # maximum length of a list in a config
+TIMM = "timm"
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,9 @@ def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
     return output if isinstance(output, Tensor) else output.last_hidden_state  # type: ignore[no-any-return]
 
 
+# transformers
+
+
 @functools.cache
 def hide_broken_torchvision() -> None:
     """Call before models of transformers are imported: a torchvision that does not fit torch counts as absent."""
@@ -118,9 +120,6 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# Configs and weights
-
-
 def allowed(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `given` with plain values that the config class `kind` declares itself, not its base class."""
     from transformers import PreTrainedConfig
@@ -139,10 +138,10 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and len(value) <= 100)
 
 
-def _config_of(about: Mapping[str, Any]) -> Any:
-    """The transformers config of a config.json's vision model; of a two-tower model, that of the image tower."""
+def _design(about: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Class and config of the vision model of a config.json; of a two-tower model, those of the image tower."""
     hide_broken_torchvision()
-    from transformers import CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     model_type, inner = about.get("model_type"), about.get("vision_config")
     if isinstance(inner, dict):
@@ -152,25 +151,16 @@ def _config_of(about: Mapping[str, Any]) -> Any:
         model_type, about = str(inner.get("model_type") or usual), inner
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers knows no model type {str(model_type)[:60]!r}")
-    fields = allowed(CONFIG_MAPPING[model_type], about)
     for name, value in about.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, not {value}")
-        if name in fields and name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
+        if name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
             raise ValueError(f"{name} must be a number above 0 and at most 0.01, not {shortly(value)}")
-    config = CONFIG_MAPPING[model_type](**fields)
+    config = CONFIG_MAPPING[model_type](**allowed(CONFIG_MAPPING[model_type], about))
     if model_type not in CONVOLUTIONAL:
         _sizes(config)
-    return config
-
-
-def _model_class(config: Any) -> Any:
-    from transformers import MODEL_MAPPING
-
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"transformers has no plain model of type {config.model_type!r}")
-    classes = MODEL_MAPPING[type(config)]
-    return classes[0] if isinstance(classes, (list, tuple)) else classes
+    kinds = MODEL_MAPPING[type(config)]
+    return kinds[0] if isinstance(kinds, (list, tuple)) else kinds, config
 
 
 def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
@@ -185,9 +175,9 @@ def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, d
 def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
     """The vision model in a transformers folder with the config.json ``about``, without its unused parts."""
     try:
-        config = _config_of(about)
+        kind, config = _design(about)
         with quiet_loading(), torch.random.fork_rng(devices=[]):
-            model, info = fill(_model_class(config), config, folder_tensors(folder))
+            model, info = fill(kind, config, folder_tensors(folder))
     except Exception as error:  # transformers raises many types on damaged files
         raise ValueError(
             f"model type must be one of {families}, or a vision transformer that transformers knows; {folder} "
@@ -205,13 +195,75 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
 
 def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A random model of any type known to transformers, without unused parts; its future tensors bound its size."""
-    config = _config_of({**given, "model_type": model_type})
-    kind = _model_class(config)
+    kind, config = _design({**given, "model_type": model_type})
     if state is not None:
         check_sizes(lambda: kind(config), config.to_dict(), state)
     model: nn.Module = kind._from_config(config)
     adopt(model)
     return model
+
+
+# timm
+
+
+class TimmVit(nn.Module):
+    """A timm network with the interface of a transformers vision model; its name alone suffices to rebuild it."""
+
+    def __init__(self, net: Any, name: str) -> None:
+        super().__init__()
+        self.net = net
+        try:
+            sizes = {"hidden_size": int(self.net.num_features), "patch_size": self.net.patch_embed.patch_size,
+                     "num_hidden_layers": len(self.net.blocks)}  # fmt: skip
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"a timm backbone is a vision transformer with patch_embed and blocks, and {name!r} is none ({error}); "
+                "choose one such as timm:vit_small_patch14_dinov2.lvd142m"
+            ) from error
+        self.config = SimpleNamespace(model_type=TIMM, to_diff_dict=functools.partial(dict, name=name), **sizes)
+        cfg = dict(getattr(net, "pretrained_cfg", None) or {})
+        self.licence = str(cfg.get("license") or "unknown")
+        self.pixels = Pixels(tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
+
+    def forward(self, images: Tensor) -> SimpleNamespace:
+        """Images (B,3,H,W) -> `.last_hidden_state` (B, prefix + P, D)."""
+        return SimpleNamespace(last_hidden_state=self.net.forward_features(images))
+
+
+def build_timm(name: str, *, pretrained: bool) -> TimmVit:
+    """The network `name` of timm, or of a hub as `hf-hub:ORG/NAME`, for images of any size."""
+    if pretrained:
+        require_requests(f"timm:{name}")  # timm fetches them itself, and its cache has no index to look into
+    timm = import_timm()
+    arguments: dict[str, Any] = {}  # that pathology model cards require
+    card = name.removeprefix("hf-hub:").lower() if name.startswith("hf-hub:") else ""
+    if card in ("mahmoodlab/uni2-h", "paige-ai/virchow", "paige-ai/virchow2"):
+        arguments = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    if card == "mahmoodlab/uni2-h":
+        arguments |= {"img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "embed_dim": 1536,
+                      "reg_tokens": 8, "mlp_ratio": 2.66667 * 2, "no_embed_class": True}  # fmt: skip
+    if card in ("mahmoodlab/uni", "mahmoodlab/uni2-h"):
+        arguments["init_values"] = 1e-5
+    try:
+        net = timm.create_model(name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **arguments)
+    except TypeError as error:  # an architecture without that argument
+        raise ValueError(f"timm's {name!r} is no vision transformer for images of any size ({error})") from error
+    except Exception as error:  # an unknown name, no network, a gated repository: timm and its hub raise many types
+        raise ValueError(
+            f"timm cannot give {name!r} ({first_line(error)}); its names: timm.list_models(pretrained=True)"
+        ) from error
+    return TimmVit(net, name)
+
+
+def import_timm() -> Any:
+    try:
+        import timm
+    except Exception as error:  # a torchvision that does not fit torch fails with more than ImportError
+        raise ValueError(
+            f"a backbone timm:NAME needs timm and a torchvision built for torch {torch.__version__}: pip install "
+            f'"patchgen[timm]" "torch=={torch.__version__}", from the index this torch came from ({error})'
+        ) from error
+    return timm
 
 
 # Detection

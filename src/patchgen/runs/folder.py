@@ -27,7 +27,7 @@ from patchgen.common.files import lock, not_through_links, refuse_links, replaci
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.config import Config, Settings, dump_config, load_settings
-from patchgen.model.local import content, local_path
+from patchgen.model.weights import content, local_path
 from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"

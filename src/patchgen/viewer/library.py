@@ -17,7 +17,7 @@ from patchgen.common.files import expanded, refuse_links
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json
 from patchgen.config import Config
-from patchgen.model.local import local_path
+from patchgen.model.weights import local_path
 from patchgen.predict.predictor import Predictor, load_predictor
 from patchgen.predict.runtime import RuntimeName
 from patchgen.runs.folder import UNREADABLE, RunFolder, is_model_folder
