@@ -112,9 +112,7 @@ def test_a_class_without_examples_is_said(
 ) -> None:
     from patchgen.predict.discover import reference_images
 
-    monkeypatch.setattr(
-        "patchgen.predict.discover.reference_images",
-        lambda *words: reference_images(*words)._replace(without=["comet"]),
-    )
+    with_comet = lambda *words: reference_images(*words) | {"comet": []}  # noqa: E731
+    monkeypatch.setattr("patchgen.predict.discover.reference_images", with_comet)
     assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--new-classes", "2"]) == 0
     assert "no readable training image of comet" in capsys.readouterr().err

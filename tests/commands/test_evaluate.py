@@ -82,7 +82,7 @@ def test_trouble_of_every_kind_is_said(tiny_run: MakeRun, image_folder: Path, tm
     assert main(words) == 0
     text = capsys.readouterr()
     assert "1 of 12 images could not be read" in text.err and "broken.png" in text.err
-    for sentence in ("does not know (<b>fox</b>)", "1 image has no label", "1 image cannot be read",
+    for sentence in ("does not know (<b>fox</b>)", "without a label, 1.", "cannot be read, 1.",
                      "No image is of class cross, square", "is undefined: all scored images are of class 'circle'",
                      "2 patients are few", "trained on sites of the same name (clinic)"):  # fmt: skip
         assert sentence in text.out

@@ -115,8 +115,7 @@ def test_unknown_classes_are_counted_and_left_out() -> None:
                                "unreadable": 0}  # fmt: skip
     assert found["metrics"]["accuracy"] == 1.0 and np.sum(found["confusion"]) == 2
     text = " ".join(found["notes"])
-    assert "2 images are of classes that the model does not know (fox)" in text and "make the accuracy 0.500" in text
-    assert "3 images have no label" in text
+    assert "does not know (fox), 2;" in text and "make the accuracy 0.500" in text and "without a label, 3." in text
 
 
 def test_sites_of_training_are_named() -> None:

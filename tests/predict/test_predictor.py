@@ -184,7 +184,7 @@ def test_missing_things_are_named(copied: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a run folder"):
         load_run(tmp_path)
     copied.checkpoint("swad").unlink()
-    with pytest.raises(ValueError, match="no checkpoint 'swad' .it has selected.; swad needs"):
+    with pytest.raises(ValueError, match="no checkpoint 'swad', which needs a finished run trained with --swad"):
         load_run(copied.path, "swad")
     copied.checkpoint("selected").write_bytes(b"junk")
     with pytest.raises(ValueError, match="damaged"):

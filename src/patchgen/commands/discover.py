@@ -61,13 +61,13 @@ def _read_known(predictor: "Predictor", arguments: DiscoverArguments) -> "tuple[
     from patchgen.runs.folder import RunFolder
 
     known = reference_images(RunFolder.open(arguments.model), arguments.data)
-    with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
-        features = read_features(predictor, known.files, arguments.batch, bar.tick)
-    label_of = dict(zip(known.files, known.labels, strict=True))
+    label_of = {file: name for name, files in known.items() for file in files}
+    with Progress("known classes", len(label_of), quiet=arguments.quiet) as bar:
+        features = read_features(predictor, label_of, arguments.batch, bar.tick)
     labels = [label_of[prediction.path] for prediction in features.predictions]
-    lost = [name for name in dict.fromkeys((*known.without, *known.labels)) if name not in labels]
+    lost = [name for name in known if name not in labels]
     if not labels:
-        raise ValueError(f"none of the {len(known.files)} training images of known classes could be read")
+        raise ValueError(f"none of the {len(label_of)} training images of known classes could be read")
     if lost and not arguments.quiet:
         print(f"no readable training image of {', '.join(lost)}: images of such a class will look new", file=sys.stderr)
     return features, labels

@@ -59,7 +59,7 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
     from patchgen.predict.answers import check_classes, collect, rows_of_sites, training_sites
-    from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
+    from patchgen.predict.evaluate import check_options, evaluate
     from patchgen.report.evaluation import write_evaluation
 
     table = read_table(data, for_scoring=True)
@@ -70,9 +70,7 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
         answers = collect(predictor, table, rows, arguments.batch, bar.tick)
     sites, expected = training_sites(arguments.model)
-    with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
-        if bar.total > 1:
-            bar.say(f"{arguments.resamples:,} resamples for the intervals")
+    with Progress("intervals", max(arguments.resamples, 1)) as bar:
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance, expected)
     metrics = {**_facts(arguments, predictor), **scored}
     write_evaluation(metrics, answers, predictor, out, arguments.wrong)

@@ -27,14 +27,6 @@ FEWEST = 5  # examples of a known class in an estimate
 LOOK_AT_LEAST = 10  # new classes that an estimate considers, if there are enough images
 
 
-class Reference(NamedTuple):
-    """Labelled training images of the known classes, and the classes that have none."""
-
-    files: list[Path]
-    labels: list[str]
-    without: list[str]
-
-
 class Features(NamedTuple):
     predictions: list[Prediction]
     vectors: np.ndarray  # (N, D) float32 of length 1: the head's input for each of them
@@ -55,11 +47,9 @@ class Rule:
 
     def __str__(self) -> str:
         share = f"{self.agreement:.0%} of its images get one label, with a median probability of {self.confidence:.2f}"
-        origin = (
-            f"calibrated on {self.images:,} images of {', '.join(self.sites)}, left out of training"
-            if self.sites
-            else "not calibrated: no predictions for a left-out site are there"
-        )
+        origin = "not calibrated: no predictions for a left-out site are there"
+        if self.sites:
+            origin = f"calibrated on {self.images:,} images of {', '.join(self.sites)}, left out of training"
         return f"a group is a known class if at least {share} ({origin})"
 
 
@@ -90,8 +80,8 @@ class Groups:
         return sorted((member for member in self.members if member.group == group), key=lambda member: member.distance)
 
 
-def reference_images(run: RunFolder, data: str | None = None, per_class: int = PER_CLASS) -> Reference:
-    """At most `per_class` of the run's training images of each known class; `data`: where its data are now."""
+def reference_images(run: RunFolder, data: str | None = None, per_class: int = PER_CLASS) -> dict[str, list[Path]]:
+    """At most `per_class` training images of each known class, none of some; `data`: where the run's data are now."""
     from patchgen.data.splits import read_splits
     from patchgen.tasks import make_fold
 
@@ -100,19 +90,13 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
         fold = make_fold(config)
         read_splits(run.path / "splits.csv", fold.table)
     except (ValueError, OSError) as error:
-        raise ValueError(
-            f"the images that {run.path} was trained on are needed as examples of its known classes, but: "
-            f"{str(error).rstrip('.')}. If their path has changed, give it with `--data`"
-        ) from error
+        raise ValueError(f"the images that {run.path} was trained on are needed as examples of its known classes: "
+                         f"{error}. If their path has changed, give it with `--data`") from error  # fmt: skip
     rows = np.concatenate(list(fold.train.values()))
     rng = np.random.default_rng(config.seed)
     known = fold.classes[: fold.num_known]  # the other outputs of mdg_gcd have no class yet
     drawn = {name: np.sort(rng.permutation(rows[fold.target[rows] == c])[:per_class]) for c, name in enumerate(known)}
-    return Reference(
-        [fold.table.file(row) for row in np.concatenate(list(drawn.values()))],
-        [name for name, rows in drawn.items() for _ in rows],
-        [name for name, rows in drawn.items() if not len(rows)],
-    )
+    return {name: [fold.table.file(row) for row in rows] for name, rows in drawn.items()}
 
 
 def read_features(
@@ -163,8 +147,7 @@ def group_features(
 ) -> Groups:  # fmt: skip
     """Semi-supervised k-means with the known classes pinned by unit vectors (M, D) and labels (M,).
 
-    The number of `new_classes` is estimated by default, up to `at_most`: by default as many as are known, at least
-    LOOK_AT_LEAST.
+    By default `new_classes` is estimated, up to `at_most`: as many as are known, at least LOOK_AT_LEAST.
     """
     known, images = len(set(known_labels)), len(features.predictions)
     if not images:

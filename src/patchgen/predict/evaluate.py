@@ -1,11 +1,7 @@
 """Evaluate a model on labelled images: every metric with its sample size, and None if it is undefined.
 
-    results = evaluate(collect(predictor, table, rows), positive="tumour")
-    results["metrics"]["balanced_accuracy"], results["intervals"]["balanced_accuracy"], results["sites"]["lyon"]
-
 Images of classes that the model does not know, unlabelled ones and broken ones are counted and left out. Intervals are
-of the bootstrap: the 2.5th to the 97.5th percentile of resamples. Images of a patient are similar, so patients are
-resampled, and all images of a patient that is drawn twice count twice.
+the 2.5th to the 97.5th percentile of a bootstrap over patients: all images of one that is drawn twice count twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,18 +47,14 @@ def evaluate(
         trained_on: Names of the sites of training, to warn of those that occur again.
         tick: Called with 1 after each draw.
         expected: What `fit` expected at a new site, as in the model's config.json; it is compared with each new site.
-
-    Raises:
-        ValueError: `positive` is no class of the model.
     """
     check_options(positive, resamples, answers.classes)
     known, unknown = answers.known(), answers.rows[answers.label == UNKNOWN].tolist()
     unit, unit_name = units(known)
     count = int(unit.max()) + 1
-    per_class, sites = _per_class(known), _sites(known, resamples, trained_on)
+    per_class, sites, headline = _per_class(known), _sites(known, resamples, trained_on), metrics(known)
     spans = _intervals(known, unit, positive, resamples, tick)
     alone = f"all scored images are of class {known.classes[known.label[0]]!r}; it needs images of two classes"
-    headline = metrics(known)
     named = [*METRICS, *(["patient_accuracy"] if known.table.group else [])]
     binary = positive and {**per_class[positive], "prevalence": per_class[positive]["images"] / len(known.rows)}
     results: dict[str, Any] = {
@@ -104,11 +96,6 @@ def check_options(positive: str | None, resamples: int, classes: Sequence[str]) 
         raise ValueError(f"--positive {positive!r} is not a class of the model{hint} (classes: {', '.join(classes)})")
     if resamples < 0 or 0 < resamples < FEWEST:
         raise ValueError(f"--resamples must be 0 (no intervals) or at least {FEWEST}, not {resamples}")
-
-
-def bootstrap_draws(answers: Answers, resamples: int) -> int:
-    """The number of times that `evaluate` will call `tick`."""
-    return resamples if units(answers.known())[0].max() > 0 else 0
 
 
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
@@ -158,16 +145,13 @@ def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[
 
 def against_expected(sites: Mapping[str, Mapping[str, Any]], expected: Mapping[str, Any]) -> dict[str, Any]:
     """What `fit` expected at a new site beside the accuracy measured at each site that is new to the model."""
-    span = expected.get("new_site")
-
-    def verdict(accuracy: float) -> str | None:
-        return None if span is None else "below" if accuracy < span[0] else "above" if accuracy > span[1] else "inside"
-
-    measured = {
-        name: {"accuracy": site["accuracy"], "verdict": verdict(site["accuracy"])}
-        for name, site in sites.items()
-        if not site["in_training"]
-    }
+    span, measured = expected.get("new_site"), {}
+    for name, site in sites.items():
+        if not site["in_training"]:
+            accuracy, verdict = site["accuracy"], None
+            if span:
+                verdict = "below" if accuracy < span[0] else "above" if accuracy > span[1] else "inside"
+            measured[name] = {"accuracy": accuracy, "verdict": verdict}
     return {"mean": expected["mean"], "new_site": span, "sites": measured}
 
 
@@ -280,14 +264,13 @@ def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: 
     counts, notes = results["images"], [expected_line(results["expected"])] if results["expected"] else []
     if counts["unknown_class"]:
         notes.append(
-            f"{_images(counts['unknown_class'], 'is', 'are')} of classes that the model does not know "
-            f"({', '.join(counts['unknown_classes'])}) and left out; counted as wrong, they make the accuracy "
-            f"{float(whole.right.mean()):.3f}."
+            f"Left out: images of classes that the model does not know ({', '.join(counts['unknown_classes'])}), "
+            f"{counts['unknown_class']:,}; counted as wrong, they make the accuracy {float(whole.right.mean()):.3f}."
         )
     if counts["unlabelled"]:
-        notes.append(f"Left out: {_images(counts['unlabelled'], 'has', 'have')} no label.")
+        notes.append(f"Left out: images without a label, {counts['unlabelled']:,}.")
     if counts["unreadable"]:
-        notes.append(f"Left out, and named below: {_images(counts['unreadable'], 'cannot', 'cannot')} be read.")
+        notes.append(f"Left out, and named below: images that cannot be read, {counts['unreadable']:,}.")
     if missing := [name for name, values in results["per_class"].items() if not values["images"]]:
         notes.append(
             f"No image is of class {', '.join(missing)}: its recall, AUROC and average precision are empty, and means "
@@ -306,10 +289,6 @@ def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: 
             "their scores are too optimistic."
         )
     return notes
-
-
-def _images(count: int, one: str, many: str) -> str:
-    return f"1 image {one}" if count == 1 else f"{count:,} images {many}"
 
 
 def _interval_notes(facts: dict[str, Any]) -> list[str]:

@@ -1,11 +1,8 @@
-"""Use a trained model on images: classes with probabilities and, if the method has one, the mask as a picture.
+"""Use a trained model on images: classes with probabilities and, if the method has one, the mask.
 
-    predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
-    for prediction in predictor.predict(paths):               # Prediction, or Unreadable for a broken file
-        print(prediction)
-    predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
-
-Mask values are absolute: 0 leaves a patch out, 1 includes it fully; a mask that selects everything is shown as such.
+predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
+predictions = list(predictor.predict(paths))              # Prediction, or Unreadable for a broken file
+predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
 """
 
 import hashlib
@@ -14,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -126,10 +123,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how:
     if is_model_folder(path):
         return read_model(path, **how).predictor
     if not (Path(path) / "config.yaml").is_file():
-        raise ValueError(
-            f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
-            "ours); `patchgen train` prints the first, `patchgen fit` the second"
-        )
+        raise ValueError(f"{path} is not a run folder of `patchgen train`, and not a model folder of `patchgen fit`")
     return load_run(path, checkpoint, **how)
 
 
@@ -157,10 +151,8 @@ def load_run(
     config = folder.config  # first: a stream's run has other settings, and says so
     config, file = replace(config, backbone=backbone or config.backbone), folder.checkpoint(checkpoint)
     if not file.is_file():
-        has = " and ".join(name for name in get_args(Checkpoint) if folder.checkpoint(name).is_file())
-        there = f"it has {has}" if has else "it has none yet: train it to its first evaluation"
-        hint = "; swad needs a finished run trained with --swad" if checkpoint == "swad" else ""
-        raise ValueError(f"{folder.path} has no checkpoint {checkpoint!r} ({there}){hint}")
+        needs = "a finished run trained with --swad" if checkpoint == "swad" else "a run with at least one evaluation"
+        raise ValueError(f"{folder.path} has no checkpoint {checkpoint!r}, which needs {needs}")
     tensors, facts = load_tensors(file)
     names = facts.get("classes")
     if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
@@ -198,7 +190,6 @@ class Predictor:
         stain: Macenko | None = None, tiles: TileScale | None = None, *, accelerator: str | None = None,
         precision: Wanted = "32-true",
     ) -> None:  # fmt: skip
-        # A run may have been trained elsewhere: its device is used only if it certainly exists.
         self.device = find_device(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
         self.half = precision != "32-true" and computes_half(self.device, precision)
         self.model = model.to(self.device).eval()
@@ -219,7 +210,7 @@ class Predictor:
         Args:
             runtime: `torch`, `onnx`, `openvino`, or `auto`: the fastest that is installed and agrees with torch.
             say: Called with a line that names the runtime and its difference from torch.
-            images: Number of images to predict; for a few, `auto` does not convert a model. None: many.
+            images: Number of images to predict; for a few, `auto` does not convert a model.
         """
         from patchgen.predict.runtime import open_runtime
 
@@ -234,7 +225,7 @@ class Predictor:
     def predict(
         self, paths: Iterable[str | Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
-        """Predictions in the order of `paths`, which may be endless; `tick` is called with each batch's image count."""
+        """In the order of `paths`, which may be endless; `tick` is called with the number of images of each batch."""
         return self.each(paths, self.answer, batch, tick)
 
     def each(
@@ -244,14 +235,11 @@ class Predictor:
         """As `predict`, with what `answer` makes of the readable images (S, S, 3) of a batch and their paths."""
         if isinstance(paths, (str, Path)):
             raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
-
-        def in_order(paths: list[Path], images: list[np.ndarray | Unreadable]) -> list[T | Unreadable]:
-            readable = {i: image for i, image in enumerate(images) if isinstance(image, np.ndarray)}
-            answers = iter(answer(list(readable.values()), [paths[i] for i in readable]) if readable else ())
-            return [image if isinstance(image, Unreadable) else next(answers) for image in images]
-
-        parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
-        return (one for part, images in parts for one in in_order(part, images))
+        for part, images in batches(map(Path, paths), self.decode, batch, tick, each=True):
+            readable = [i for i, image in enumerate(images) if isinstance(image, np.ndarray)]
+            answers = iter(answer([images[i] for i in readable], [part[i] for i in readable]) if readable else ())
+            for image in images:
+                yield image if isinstance(image, Unreadable) else next(answers)
 
     def decode(self, path: Path) -> np.ndarray | Unreadable:
         """(S, S, 3) uint8, or why not."""
@@ -289,8 +277,9 @@ class Predictor:
         with self.autocast():
             out = self.model(self.inputs(images))
         masks = None if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
-        features = out.features.float().cpu().numpy()
-        return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, features)
+        return Outputs(
+            self.confidence.probabilities(out.logits).cpu().numpy(), masks, out.features.float().cpu().numpy()
+        )
 
     @torch.inference_mode()
     def read(

@@ -65,10 +65,8 @@ def hide_paths(text: str) -> str:
 def without_paths(error: Exception, folder: Path) -> str:
     """The message of an error without paths: the folder appears by its name only."""
     text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    for place in dict.fromkeys((folder, folder.resolve(), folder.parent, folder.resolve().parent)):
-        if place != Path(place.anchor):
-            text = text.replace(f"{place}{os.sep}", f"{place.name}{os.sep}" if place == folder else "")
-            text = text.replace(str(place), place.name)
+    for place in (folder, folder.resolve()):  # where these end need not be guessed
+        text = text.replace(str(place), place.name)
     return hide_paths(text)[:500]
 
 

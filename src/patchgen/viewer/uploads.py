@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
-from patchgen.data.images import BILINEAR, UnreadableImage, decode
-from patchgen.data.safe_open import open_header, readable_formats
+from patchgen.data.images import BILINEAR, UnreadableImage, decode, reporting
+from patchgen.data.safe_open import RefusedImage, open_header, readable_formats
 from patchgen.draw.overlay import original
 from patchgen.viewer import MEGABYTE, Limits, RefusedRequest
 
@@ -102,12 +102,10 @@ class UploadStore:
         upload = Upload(secrets.token_urlsafe(12), name, data, self._decoder, truth)
         with self._lock:
             self._uploads[upload.id] = upload
-            while len(self._uploads) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
-                self._uploads.popitem(last=False)
+            size = sum(len(each.data) for each in self._uploads.values())
+            while len(self._uploads) > self.limits.kept_images or size > self.limits.kept_bytes:
+                size -= len(self._uploads.popitem(last=False)[1].data)
         return upload
-
-    def _bytes(self) -> int:
-        return sum(len(upload.data) for upload in self._uploads.values())
 
     def get(self, image: str) -> Upload:
         with self._lock:
@@ -130,24 +128,20 @@ def clean_name(name: str) -> str:
 
 def check_image(name: str, data: bytes, limits: Limits) -> None:
     """Raise UnreadableImage, by its header, for an image that must not be decoded."""
-    if not data:
-        raise UnreadableImage(name, "the file is empty (0 bytes)")
-    if len(data) > limits.file_bytes:
-        sizes = f"{len(data) / MEGABYTE:.1f} MB, at most {limits.file_bytes / MEGABYTE:g} MB"
-        raise UnreadableImage(name, f"the file has {sizes}")
-    try:
-        with open_header(io.BytesIO(data)) as image:
-            width, height = image.size
-    except UnidentifiedImageError:
-        known = ", ".join(readable_formats())
-        raise UnreadableImage(name, f"not an image of a known format ({known}), or damaged") from None
-    except ValueError as error:  # a format whose decoder is not installed
-        raise UnreadableImage(name, str(error), fix="") from error
-    except Exception as error:  # Pillow's plugins raise many types on bad bytes
-        raise UnreadableImage(name, f"{type(error).__name__}: {error}") from error
-    if width * height > limits.pixels:
-        reason = f"image too large ({width} x {height} pixels, at most {limits.pixels:,} in all): cut it into tiles"
-        raise UnreadableImage(name, reason)
+    with reporting(name):
+        if not data:
+            raise RefusedImage("the file is empty (0 bytes)")
+        if len(data) > limits.file_bytes:
+            most = f"at most {limits.file_bytes / MEGABYTE:g} MB"
+            raise RefusedImage(f"the file has {len(data) / MEGABYTE:.1f} MB, {most}")
+        try:
+            width, height = open_header(io.BytesIO(data)).size
+        except UnidentifiedImageError:
+            known = ", ".join(readable_formats())
+            raise RefusedImage(f"not an image of a known format ({known}), or damaged") from None
+        if width * height > limits.pixels:
+            size = f"{width} x {height} pixels, at most {limits.pixels:,} in all"
+            raise RefusedImage(f"image too large ({size}): cut it into tiles")
 
 
 if __name__ == "__main__":
