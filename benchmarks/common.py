@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from patchgen.config import Config
 from patchgen.diagnose.cost import Step, make_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer
 
 # measured and value, and where there is a target: the target and whether it is reached, if that can be said
 Line = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, bool]

@@ -39,7 +39,7 @@ from patchgen.model.classifier import Classifier
 from patchgen.model.generic import quiet_loading
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer
 
 TARGET = 2.0  # the smallest ratio wanted
 DOMAINS, CLASSES = 4, 3

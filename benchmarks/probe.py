@@ -23,7 +23,7 @@ from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_architecture
 from patchgen.model.device import SingleDevice
 from patchgen.train.evaluate import Reader
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer
 
 TARGET = 20.0  # the smallest ratio wanted of a run
 PASSES = 80  # over the training images: 5,001 steps of 96 on PACS's 6,000 of three source domains

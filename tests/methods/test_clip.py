@@ -21,8 +21,7 @@ from patchgen.model.clip import TextTower, load_text
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.loop import Step, take_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import Step, make_optimizer, take_step
 
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")

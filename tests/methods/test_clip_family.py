@@ -20,8 +20,7 @@ from patchgen.methods.source_free import PLACE, arcface, autoencoder, learn_styl
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import trained_tensors
 from patchgen.model.clip import BANKS, IMAGENET, TextTower, in_domain, load_text
-from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer, plain_step
 
 NAMES = ("circle", "cross", "round square")
 SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds

@@ -13,8 +13,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.invariance import Irm, Vrex, irm_penalty, scale_slope
 from patchgen.model.classifier import Output
-from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer, plain_step
 
 LABEL = [0, 2, 2, 1, 0, 1, -1, 2, 1, 0, 0, 1]
 DOMAIN = [0] * 4 + [2] * 4 + [3] * 4

@@ -17,8 +17,7 @@ from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
-from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import make_optimizer, plain_step
 
 DOMAIN = [0] * 3 + [2] * 3 + [3] * 3 + [7] * 3
 LABEL = [0, 2, 1, 1, 0, -1, 2, 2, 0, 1, 1, 0]

@@ -15,8 +15,7 @@ from patchgen.methods.method import BELOW_ONE, COUNT, POSITIVE, SHARE
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
-from patchgen.train.loop import Step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import Step, make_optimizer
 
 LABEL = torch.tensor([0, 2, 2, 1])
 

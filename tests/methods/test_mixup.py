@@ -21,8 +21,7 @@ from patchgen.methods.mixup import (
 )
 from patchgen.model.backbone import load_backbone
 from patchgen.model.tuning import patch_attention
-from patchgen.train.loop import Step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import Step, make_optimizer
 
 DOMAIN = [5, 0, 2, 0, 5, 2]  # in no order; equally many of each
 

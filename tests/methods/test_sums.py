@@ -9,8 +9,7 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.methods import METHODS, WITH_LREG, make_method
-from patchgen.train.loop import Step, take_step
-from patchgen.train.optim import make_optimizer
+from patchgen.train.loop import Step, make_optimizer, take_step
 
 ADDABLE = [name for name, method in METHODS.items() if method.addable]
 

@@ -17,7 +17,7 @@ from patchgen.runs.tensors import load_tensors, read_predictions
 from patchgen.train import close
 from patchgen.train import fold as trainer_module
 from patchgen.train.evaluate import Evaluator
-from patchgen.train.fold import FoldTrainer, deterministic
+from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
 from patchgen.train.loop import Step
 
@@ -260,26 +260,12 @@ def test_divergence_names_the_images_of_its_step_and_keeps_the_last_state(
 
 
 def test_the_switch_lasts_as_long_as_the_training(tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch) -> None:
-    seen: list[bool] = []
-    whole = Step.apply
-    monkeypatch.setattr(
-        Step, "apply", lambda self: (seen.append(torch.are_deterministic_algorithms_enabled()), whole(self))[1]
-    )
+    whole, seen = Step.apply, list[int]()
+    monkeypatch.setattr(Step, "apply", lambda self: (seen.append(torch.get_deterministic_debug_mode()), whole(self))[1])
     settings = {**tiny_settings, "steps": 2, "swad": False}
     plain = train(Config(**settings), tmp_path / "plain", quiet=True)
     switched = train(Config(**settings, deterministic=True), tmp_path / "switched", quiet=True)
-    assert seen == [False, False, True, True] and not torch.are_deterministic_algorithms_enabled()
+    assert seen == [0, 0, 1, 1] and torch.get_deterministic_debug_mode() == 0  # 1: it warns
     assert plain.path.name == switched.path.name
     losses = [[record["train"] for record in run.records("evaluation")] for run in (plain, switched)]
     assert losses[0] == losses[1]
-
-
-def test_what_was_set_before_is_set_after() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=False)
-    try:
-        with deterministic(True):
-            assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -15,8 +15,7 @@ from patchgen.methods.build import build_model, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.train.lifecycle import optimizer_tensors, restore_optimizer
-from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer, set_rates
+from patchgen.train.loop import make_optimizer, plain_step, set_rates
 
 
 def settings(**changes: Any) -> Config:

@@ -21,11 +21,9 @@ from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.tasks import make_fold
-from patchgen.train import parts
+from patchgen.train import loop
 from patchgen.train.lifecycle import train
-from patchgen.train.loop import Step, take_step
-from patchgen.train.optim import make_optimizer
-from patchgen.train.parts import Divided, indivisible, largest_part
+from patchgen.train.loop import Divided, Step, indivisible, largest_part, make_optimizer, take_step
 from tests.methods.conftest import write_clip
 
 LABEL, DOMAIN = (0, 2, 2, 1, 0, -1, 1, 0), (0, 0, 0, 0, 2, 2, 2, 2)
@@ -148,8 +146,8 @@ def test_auto_is_what_a_gpu_reports_to_fit(
         trial(2)
         return 3
 
-    monkeypatch.setattr(parts, "largest_part", fits)
-    monkeypatch.setattr(parts, "has_limit", lambda device: True)
+    monkeypatch.setattr(loop, "largest_part", fits)
+    monkeypatch.setattr(loop, "has_limit", lambda device: True)
     monkeypatch.setattr("patchgen.train.lifecycle.other_weights", lambda run, backbone: f"not {backbone['resolved']}")
     settings = {**tiny_settings, "steps": 1, "swad": False, "accelerator": "cpu"}
     run = train(Config(**settings, micro_batch="auto"), tmp_path)

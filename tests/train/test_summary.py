@@ -14,7 +14,7 @@ from patchgen.data.table import Table
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import backbone_of
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.summary import progress_line, summarize
+from patchgen.train.close import progress_line, summarize
 
 SCORE = {"accuracy": 0.5, "f1": 0.25, "images": 20}
 

@@ -35,8 +35,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
 from patchgen.train.lifecycle import Trainer
-from patchgen.train.loop import require_gradients
-from patchgen.train.parts import in_parts, what_fits
+from patchgen.train.loop import in_parts, require_gradients, what_fits
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method

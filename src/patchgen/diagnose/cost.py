@@ -39,8 +39,7 @@ from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.model.classifier import Classifier
 from patchgen.runs.precision import computes_bf16
 from patchgen.tasks import make_fold
-from patchgen.train.loop import plain_step
-from patchgen.train.parts import indivisible
+from patchgen.train.loop import indivisible, plain_step
 
 BASELINE = "lp-ln"
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch

@@ -1,13 +1,12 @@
 """A training of a fold, on one device or several: what the loop (`patchgen.train.loop.fit`) needs, and its state.
 
-Resuming a killed run from its last evaluation reproduces the uninterrupted run exactly. The unseen domain is used only
-to score the reported checkpoints.
+Resuming a killed run from its last evaluation reproduces the uninterrupted run exactly.
 """
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -36,9 +35,7 @@ from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.lifecycle import Trainer, scores_without_each
-from patchgen.train.loop import Step, fit, take_step
-from patchgen.train.optim import make_optimizer
-from patchgen.train.parts import Divided, images_at_once
+from patchgen.train.loop import Divided, Step, fit, images_at_once, make_optimizer, take_step
 from patchgen.train.swad import Swad
 from patchgen.train.tokens import stored_tokens
 
@@ -54,7 +51,7 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     if config.precision == "bf16-mixed" and fabric.device.type == "cpu":
         require_bf16()
     try:
-        with safe_children():
+        with nullcontext() if isinstance(fabric, SingleDevice) else safe_children():
             fabric.launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
     except ProcessRaisedException as error:  # one of several processes failed: its last line says why
         raise ValueError(str(error).strip().splitlines()[-1]) from error
@@ -96,10 +93,16 @@ def _is_slurm_task() -> bool:
 def _work(fabric: "SingleDevice | Fabric", config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     use_threads(config.threads)
     set_matmul_precision(config.precision)
-    with deterministic(config.deterministic):
+    before = torch.get_deterministic_debug_mode()
+    if config.deterministic:  # on a CPU all operations used here are anyway, for a given number of threads
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first use
+        torch.set_deterministic_debug_mode("warn")  # warns where no deterministic kernel exists
+    try:
         trainer = FoldTrainer(fabric, config, run, fold, quiet)
         fit(trainer)
         close_run(trainer)
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 class FoldTrainer(Trainer):
@@ -146,9 +149,8 @@ class FoldTrainer(Trainer):
 
     def _images(self) -> ImageStore:
         """Decoded images; stains are fitted on evenly spaced training images, the same on every rank."""
-        config, cache = self.config, cache_dir() if self.config.cache else None
-        interpolation = self.model.backbone.interpolation
-        store = ImageStore(self.fold.table.files, config.image_size, cache, interpolation=interpolation)
+        config, how = self.config, {"interpolation": self.model.backbone.interpolation}
+        store = ImageStore(self.fold.table.files, config.image_size, cache_dir() if config.cache else None, **how)
         if config.stain != "none":
             rows = np.unique(np.concatenate(list(self.fold.train.values())))
             some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
@@ -165,7 +167,7 @@ class FoldTrainer(Trainer):
 
     def _prepare_model(self) -> None:
         """Each part needs the one before: the method may read the mask's start, and its hooks decide the last."""
-        config, model = self.config, self.model
+        config, model, method, fold = self.config, self.model, self.method, self.fold
         if model.has_mask and not self.run.checkpoint("state").exists():
             # on the source images of the first step; the same on every rank
             rows = np.unique(self.batches.rows_at(0)[0])[:64]
@@ -177,21 +179,16 @@ class FoldTrainer(Trainer):
             with self.fabric.autocast():
                 images = torch.zeros(count, 3, config.image_size, config.image_size, device=self.fabric.device)
                 compile_blocks(model.backbone, images, self.say)
-        self._set_up_method()
-        if config.checkpoint_activations:
-            recompute_activations(model.backbone, config.method, model.pool == "select")
-
-    def _set_up_method(self) -> None:
-        """Create the method's parameters, from the seed alone."""
-        method, fold = self.method, self.fold
         method.sources = tuple(fold.train)
         method.use_sample_weights(fold.sample_weights())
-        if self.config.class_weights:
+        if config.class_weights:
             method.register_buffer("class_weights", torch.from_numpy(fold.balanced_weights()), persistent=False)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            method.setup(self.model)
+        with torch.random.fork_rng(devices=[]):  # its parameters depend on the seed alone
+            torch.manual_seed(config.seed)
+            method.setup(model)
         method.to(self.fabric.device)
+        if config.checkpoint_activations:
+            recompute_activations(model.backbone, config.method, model.pool == "select")
 
     @property
     def batch_size(self) -> int:
@@ -214,21 +211,14 @@ class FoldTrainer(Trainer):
     # A step
 
     def take_step(self, number: int) -> None:
-        """Make the step of this number."""
         # dropout uses torch's default generator: a resumed run must have the same state as an uninterrupted one
         torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
-        step = Step(
-            self.method,
-            self.model,
-            self.optimizer,
-            partial(self._batch, number),
-            number,
-            network=self.network,
-            runtime=self.fabric,
-            mask=lambda batch: self.evaluate.given_mask(batch.index.numpy(), self.method.mask),
-            values=self.values,
-        )
-        take_step(step)
+
+        def mask(batch: Batch) -> torch.Tensor | None:
+            return self.evaluate.given_mask(batch.index.numpy(), self.method.mask)
+
+        read, parts = partial(self._batch, number), (self.method, self.model, self.optimizer)
+        take_step(Step(*parts, read, number, self.network, self.fabric, mask, self.values))
 
     def _batch(self, step: int) -> Batch:
         """Pixels, augmented and normalised on the device; or cached features, if nothing before them can change."""
@@ -248,20 +238,6 @@ class FoldTrainer(Trainer):
         """The tensors used for predictions: the trained ones, unless the method has others."""
         return dict(self.method.predicting(self.model) or trained_tensors(self.model))
 
-    @contextmanager
-    def _as_predicting(self) -> Iterator[None]:
-        """Evaluate with them, then restore the trained ones."""
-        other = self.method.predicting(self.model)
-        if other is None:
-            yield
-            return
-        trained = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
-        load_trained(self.model, other)
-        try:
-            yield
-        finally:
-            load_trained(self.model, trained)
-
     # Evaluation and state
 
     def evaluation(self, step: int, seconds: float) -> dict[str, Any]:
@@ -269,9 +245,14 @@ class FoldTrainer(Trainer):
         means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
         self.values.clear()
         self.require_finite(means, step, self._files)
-        with self._as_predicting():
-            evaluations = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
-            unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
+        trained: dict[str, torch.Tensor] = {}
+        if other := self.method.predicting(self.model):
+            trained = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
+            load_trained(self.model, other)
+        evaluations = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+        unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
+        if trained:
+            load_trained(self.model, trained)
         record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
         record["validation"] = {name: result.record(self.fold.positive) for name, result in evaluations.items()}
         record |= mask_record(evaluations)
@@ -325,19 +306,3 @@ class FoldTrainer(Trainer):
         """Keep the untrained mask until the end, to score it beside the trained one."""
         if self.fabric.is_global_zero and self.model.has_mask and self.fold.test:
             self.save(UNTRAINED, trained_tensors(self.model), {})
-
-
-@contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Use deterministic operations inside the context; warns where no deterministic kernel exists.
-
-    On a CPU all operations used here are deterministic for a given number of threads. On CUDA some are only on request.
-    """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first use
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

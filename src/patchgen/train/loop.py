@@ -1,10 +1,10 @@
 """The training loop: batches, forward pass, losses, backward pass, optimiser's step, evaluation.
 
-`fit` trains a fold, `take_step` makes one step, and `Step` is what a step and a method's hooks work with. A step draws
-a balanced batch, sums the method's named losses once, and updates. At an evaluation the held-out parts of the source
-domains are scored, a record is written, and the whole state is saved.
+`fit` trains a fold, `take_step` makes one step, and `Step` is what a step and a method's hooks work with. Below them
+are the optimiser's groups and rates, and `--micro-batch`: a pass over a batch in parts.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 from patchgen.common.progress import Progress
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method
-from patchgen.model.classifier import Classifier, Output
+from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.device import SingleDevice
-from patchgen.train.lifecycle import StepValues
-from patchgen.train.optim import set_rates
-from patchgen.train.summary import progress_line
+from patchgen.train.close import progress_line
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
+    from patchgen.train.lifecycle import StepValues, Trainer
 
 
 def fit(trainer: "FoldTrainer") -> None:
@@ -75,7 +76,7 @@ class Step:
     network: nn.Module | None = None  # the model, wrapped for its precision and for several devices
     runtime: Any = field(default_factory=lambda: SingleDevice("cpu"))
     mask: Callable[[Batch], Tensor | None] = lambda batch: None  # replaces the learned mask
-    values: StepValues | None = None  # receives the named values
+    values: "StepValues | None" = None  # receives the named values
 
     def batch(self) -> Batch:
         return self.method.blend(self.read())
@@ -129,3 +130,129 @@ def plain_step(
 ) -> None:
     """A step on a given batch, without a trainer: for measurements and tests."""
     take_step(Step(method, model, optimizer, lambda: batch, number))
+
+
+# The optimiser: separate rates for the head, the module, the tuned part of the backbone and a method's modules
+
+
+def make_optimizer(model: Classifier, method: Method) -> torch.optim.Optimizer:
+    config = method.config
+    parts = [
+        ("head", model.head, None),
+        ("select", model.select, config.lr_module),
+        ("backbone", model.backbone, config.lr_backbone),
+        *((f"method {i}", module, rate) for i, (module, rate) in enumerate(method.rates())),
+    ]
+    groups = []
+    for part, module, own in parts:
+        params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
+        if params:
+            rate = config.lr if own is None else own
+            groups.append({"params": params, "lr": rate, "peak": rate, "name": part})
+    groups = groups or [{"params": []}]  # for methods that train nothing
+    kind = config.optimizer or method.optimizer
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=method.momentum, weight_decay=config.weight_decay)
+    make = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    return make(groups, weight_decay=config.weight_decay)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> None:
+    """A linear warm-up to the full rate, then constant, or a cosine that would reach 0 after the last step."""
+    config = method.config
+    cosine, after = (config.lr_schedule or method.lr_schedule) == "cosine", number - config.warmup
+    if after < 0:
+        share = (number + 1) / (config.warmup + 1)
+    else:
+        share = (1 + math.cos(math.pi * after / (config.steps - config.warmup))) / 2 if cosine else 1.0
+    if cosine or config.warmup:
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("peak", 0.0) * share
+
+
+# `--micro-batch`
+
+
+def images_at_once(trainer: "FoldTrainer") -> int:
+    size, config = trainer.batch_size, trainer.config
+    if not indivisible(trainer.method, trainer.model):
+        return what_fits(trainer, size, trainer.model)
+    if (wanted := config.images_at_once(size) or size) < size:
+        raise ValueError(
+            f"micro_batch {wanted} divides the {size} images of a step, and method {config.method!r} needs them "
+            "together: it reads or changes activations inside the backbone, or compares images there; leave it out, "
+            "and lower --batch-per-domain or give --precision bf16-mixed to save memory"
+        )
+    return size
+
+
+def indivisible(method: Method, model: Classifier) -> bool:
+    """Whether a pass must see the whole batch: images change each other, or a loss reads activations inside."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.backbone.modules())
+    return method.whole_batch or hooked
+
+
+def what_fits(trainer: "Trainer", size: int, forward: Callable[[Tensor], Output]) -> int:
+    """How many of `size` images go through the network at once: as set, or on a GPU the most that fit."""
+    runtime, side, wanted = trainer.fabric, trainer.config.image_size, trainer.config.images_at_once(size)
+
+    def trial(images: int) -> None:
+        """A pass of zeros forward and back, beside the optimiser's state."""
+        state = [torch.empty_like(tensor) for tensor in trained_tensors(trainer.model).values() for _ in range(2)]
+        with torch.random.fork_rng(), runtime.autocast():
+            out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
+        tensors = [tensor for tensor in out if isinstance(tensor, Tensor) and tensor.requires_grad]
+        torch.stack([tensor.float().sum() for tensor in tensors]).sum().backward()
+        trainer.model.zero_grad()
+        del state
+
+    if wanted is None and has_limit(runtime.device):
+        fits = torch.tensor(largest_part(size, trial))
+        wanted = int(runtime.all_reduce(runtime.to_device(fits), reduce_op="min"))
+        if wanted < size:
+            trainer.say(f"micro-batch: {wanted} of the {size} images of a step fit into memory at once")
+    return size if wanted is None else min(wanted, size)
+
+
+def has_limit(device: torch.device) -> bool:
+    """Whether the device says that its memory is full, and goes on."""
+    return device.type == "cuda"
+
+
+def largest_part(size: int, trial: Callable[[int], None]) -> int:
+    """The largest of `size`, its half, its quarter, ... whose trial does not run out of memory."""
+    while True:
+        try:
+            trial(size)
+            return size
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        size = -(-size // 2)
+        torch.cuda.empty_cache()  # nothing where there is no GPU
+
+
+class Divided(nn.Module):
+    """A model whose passes go through it `in_parts` of at most `size` images."""
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Output:
+        return in_parts(self.model, self.size, images, mask)
+
+
+def in_parts(forward: Callable[..., Output], size: int, images: Tensor, other: Tensor | None) -> Output:
+    """A pass in parts of at most `size` images with the gradients of the whole batch, whatever the loss compares.
+
+    Only the outputs of a part are kept: its backward pass computes it again, with the same random numbers.
+    ``other`` (B, ...) is the second argument of ``forward``.
+    """
+    if len(images) <= size:
+        return forward(images, other)
+    parts = images.split(size)
+    others = [None] * len(parts) if other is None else other.split(size)
+    outs = [checkpoint(forward, *each, use_reentrant=False) for each in zip(parts, others, strict=True)]
+    joined: Output = tree_map(lambda *values: None if values[0] is None else torch.cat(values), *outs)
+    return joined
