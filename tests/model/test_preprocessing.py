@@ -175,7 +175,7 @@ def test_a_family_of_transformers_is_as_the_page_says(example: Example, tmp_path
     row = transformers_row(example, tmp_path)
     assert line(row) in PAGE.splitlines()
     assert row.difference is None or row.difference <= ROUNDING
-    assert row.loaded == (row.difference is not None) and row.loaded != bool(row.reason)
+    assert row.loaded == row.selects == (row.difference is not None) != bool(row.reason)
 
 
 @pytest.mark.parametrize("name", TIMM)
