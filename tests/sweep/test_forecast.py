@@ -11,7 +11,7 @@ from patchgen.common.text import duration
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.sweep.jobs import Job
-from patchgen.sweep.plan import ALIKE, RATE, SAME, predict_cost, seconds_of
+from patchgen.sweep.plan import FINISHED, RATE, predict_cost, seconds_of
 
 CONFIG = Config("d", "u", steps=10, batch_per_domain=5, image_size=112, backbone="dinov2-small", method="lp")
 USUAL = 10 * 5 * 3 / RATE  # seconds of its run at the default rate
@@ -55,9 +55,11 @@ def test_finished_runs_of_the_same_method_take_precedence(tmp_path: Path) -> Non
     todo = [job(tmp_path, seed=1), job(tmp_path, method="full"), job(tmp_path, steps=20), job(tmp_path, seed=7)]
     forecast = predict_cost(todo, tmp_path)
     assert forecast.seconds == pytest.approx((3 + 5) / 2 + (3 + 5 + 16) / 3 + 2 * USUAL, abs=0.1)
-    assert [forecast.bases[basis] for basis in (SAME, ALIKE)] == [1, 1] and forecast.bases.total() == 3  # one is done
+    assert forecast.bases[FINISHED] == 2 and forecast.bases.total() == 3  # one is done
     text = forecast.lines(workers=2)
-    assert text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  1 run from {SAME}" in text
+    assert (
+        text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  2 runs from {FINISHED}" in text
+    )
 
 
 def test_damaged_runs_are_ignored_and_interrupted_ones_count_in_part(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_damaged_runs_are_ignored_and_interrupted_ones_count_in_part(tmp_path: P
     stopped, other = job(tmp_path), job(tmp_path, seed=8)
     RunFolder.create(tmp_path, stopped.config, stopped.run).append({"kind": "evaluation", "step": 3, "seconds": 9.0})
     forecast = predict_cost([stopped], tmp_path)
-    assert SAME not in forecast.bases and forecast.seconds == pytest.approx(0.6 * USUAL)
+    assert FINISHED not in forecast.bases and forecast.seconds == pytest.approx(0.6 * USUAL)
     (RunFolder.create(tmp_path, other.config, other.run).path / "records.jsonl").write_text("not JSON\n")
     assert other.progress == 0
 

@@ -1,8 +1,7 @@
 """Jobs on clusters: Ray tasks (extra `ray`, also on this machine), and Slurm tasks through submitit (extra `slurm`).
 
-The run folders must be on a file system that all machines share, with locks that hold across them, and the data and
-PatchGen must be at the same path everywhere. A task that loses its worker, reaches its time limit or is preempted is
-started again and resumes from the last evaluation.
+A task that loses its worker, reaches its time limit or is preempted is started again and resumes from the last
+evaluation: run folders must be on a shared file system, with locks that hold across machines.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Work that is claimed on disk: a `Job` is one run of a sweep, a `Unit` one call of a function of this package.
-
-All state is in the work's folder, so a sweep can be stopped, extended, moved and resumed, by one launcher or several.
-"""
+"""Work that is claimed on disk: a `Job` is one run of a sweep, a `Unit` one call of a function of this package."""
 
 import dataclasses
 import json

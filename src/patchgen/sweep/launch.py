@@ -1,7 +1,6 @@
 """The launcher: distribute the unfinished jobs, collect their outcomes, and retry if that may help.
 
-It has no state outside the run folders, so it can be killed and restarted, and several launchers can work on one
-folder: a run whose lock is held by another process is skipped and checked again at the end.
+All state is in the run folders: several launchers can work on one folder, each can be killed and restarted.
 """
 
 import os
@@ -31,8 +30,6 @@ class LauncherLost(ValueError):
 
 
 class Launcher(Protocol):
-    """Executes jobs on an engine."""
-
     slots: int  # jobs that it accepts at once
     pause: float  # seconds between two looks at its jobs
 
@@ -131,6 +128,8 @@ def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch
 
 @dataclass(frozen=True)
 class LauncherOptions:
+    """What the user says about engines and resources."""
+
     out: Path
     workers: int | None = None
     threads: int | None = None
@@ -153,10 +152,7 @@ class Share(NamedTuple):
 
 
 def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[str], devices: int = 1) -> Share:
-    """Divide a machine: one worker per group of `devices` CUDA devices, or per `threads` cores.
-
-    By default, without CUDA, a worker has one thread, which is fastest for many small runs.
-    """
+    """One worker per group of `devices` CUDA devices; without CUDA per `threads` cores, by default one."""
     if not cuda:
         if workers:
             return Share(workers, threads or max(1, cores // (workers * devices)))
@@ -173,8 +169,8 @@ def share_of(options: LauncherOptions, jobs: Sequence[Work]) -> Share:
     import torch
 
     count = torch.cuda.device_count() if any(job.config.accelerator != "cpu" for job in jobs) else 0
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = named.split(",")[:count] if named else [str(i) for i in range(count)]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    names = named.split(",")[:count]
     return divide(options.workers, options.threads_of(jobs), os.cpu_count() or 1, names, _devices(jobs))
 
 
@@ -211,10 +207,9 @@ class InProcess:
     slots, pause = 1, 0.0
 
     def submit(self, jobs: Sequence[Work]) -> list[Future[Outcome]]:
-        futures = [Future[Outcome]() for _ in jobs]
-        for job, future in zip(jobs, futures, strict=True):
-            future.set_result(perform(job))
-        return futures
+        future = Future[Outcome]()
+        future.set_result(perform(jobs[0]))
+        return [future]
 
     def outcome(self, handle: Future[Outcome]) -> Outcome:
         return handle.result()
@@ -225,17 +220,14 @@ class InProcess:
 def run_units(
     units: Sequence[Unit], engine: str | None, options: LauncherOptions, what: str = "slides", quiet: bool = False
 ) -> dict[str, Failure]:
-    """Run the unfinished units, on an engine or (None) in this process; returns remaining failures by label.
-
-    Failures of an earlier command are reset: their cause may have been fixed.
-    """
+    """Run the unfinished units, on an engine or (None) in this process; returns remaining failures by label."""
     for unit in units:
-        if not unit.folder.busy:
+        if not unit.folder.busy:  # the cause of an earlier failure may have been fixed
             (unit.claim / FAILED).unlink(missing_ok=True)
     if todo := [unit for unit in units if not unit.folder.done]:
         options.out.mkdir(parents=True, exist_ok=True)
         launcher: Launcher = make_launcher(engine, options, todo) if engine else InProcess()
-        launch(units, launcher, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
+        launch(units, launcher, retries=options.retries, watch=Watch(units, quiet, what, what))
     remaining = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
     failures = {label: failure for label, failure in remaining.items() if failure}
     if not failures:

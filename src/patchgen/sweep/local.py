@@ -1,8 +1,7 @@
 """Jobs on this machine: worker processes, each with its devices and a fixed number of threads.
 
-A worker, `python -m patchgen.sweep.local`, runs jobs sequentially, because importing torch takes seconds: a line of
-JSON in, the outcome as a line out. One that dies costs its run one attempt and is replaced. When its launcher ends,
-its input pipe closes and it exits; its run resumes at the next launch.
+A worker, `python -m patchgen.sweep.local`, runs jobs sequentially: a line of JSON in, the outcome as a line out. When
+its launcher ends, its input pipe closes and it exits; its run resumes at the next launch.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""`reproducibility_parameters.md`: all effective parameters, row by row, with the splits and the environment.
-
-Written from the recipes, and from the run folders that exist.
-"""
+"""`--parameters FILE.md`: all effective parameters, row by row, with the splits and the environment."""
 
 import dataclasses
 import hashlib

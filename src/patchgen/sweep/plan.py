@@ -1,7 +1,4 @@
-"""From recipes to jobs: each run once, with the name of its folder; and what they will cost.
-
-Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
-"""
+"""From recipes to jobs: each run once, with the name of its folder; and what they will cost."""
 
 import json
 import statistics
@@ -22,7 +19,7 @@ from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import with_precision
 from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
-from patchgen.sweep.recipe import PlannedRun, Recipe, expand
+from patchgen.sweep.recipe import PlannedRun, Recipe, errors_named, expand
 from patchgen.tasks import get_task
 from patchgen.tasks.mdg import leaves_out
 
@@ -33,18 +30,14 @@ if TYPE_CHECKING:
 def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job]:
     """The jobs of the recipes, each run once; the data are read, and every run's settings and method are checked.
 
-    Args:
-        changes: Settings that say where and how a run is computed, such as `threads`; None keeps the recipe's values.
+    `changes` are settings that say where and how a run is computed, such as `threads`; None keeps the recipe's values.
     """
     data, jobs = DataSets(), dict[str, Job]()
     changes = {key: value for key, value in changes.items() if value is not None}
     for recipe in recipes:
-        try:
+        with errors_named(str(recipe.path)):
             runs = (replace(run, config=replace(run.config, **changes)) for run in expand(recipe, data.domains))
             plan_runs(runs, out, data, jobs)
-        except ValueError as error:
-            text = str(error)
-            raise ValueError(text if text.startswith(str(recipe.path)) else f"{recipe.path}: {text}") from error
     return list(jobs.values())
 
 
@@ -55,7 +48,7 @@ def plan_runs(
     jobs = {} if jobs is None else jobs
     for run in runs:
         config = run.config
-        try:
+        with errors_named(run.label):
             get_task(config.task).make_method(config)
             if isinstance(config, Config):
                 table, digest = data.table(config.data, config.benchmark, config.options)
@@ -65,8 +58,6 @@ def plan_runs(
                 stream, digest = data.stream(config)
                 table, size = stream.table, config.epochs * len(stream.stages)
             config = with_precision(config, out, digest)
-        except ValueError as error:
-            raise ValueError(f"{run.label}: {error}") from error
         name = run_name(config, digest)
         folder = RunFolder(Path(out) / name)
         if name not in jobs and folder.path.is_dir():
@@ -143,7 +134,7 @@ def _once(names: Sequence[str]) -> tuple[str, ...]:
 RATE, RATE_PIXELS = 15.0, 112
 # cost relative to a ViT-S/14, by a word in the name
 WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0, "b16": 3.2, "resnet50": 0.75, "regnety": 2.9}
-SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
+FINISHED = "finished runs like it"
 
 
 @dataclass(frozen=True)
@@ -159,9 +150,9 @@ class Forecast:
 
 
 def predict_cost(jobs: Sequence[Job], out: str | Path, rate: float | None = None) -> Forecast:
-    """Sum of the estimated time of the unfinished part of each job, from the finished runs in `out`.
+    """The time of the unfinished part of all jobs, from the finished runs in `out`.
 
-    `rate` is the training images per second of one worker, for runs unlike all finished ones; ``RATE`` if None.
+    `rate` is the training images per second of one worker, for runs unlike all finished ones.
     """
     known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for run in (RunFolder(done.parent) for done in sorted(Path(out).glob("*/done"))):
@@ -181,20 +172,15 @@ def predict_cost(jobs: Sequence[Job], out: str | Path, rate: float | None = None
 
 
 def _estimate(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
-    for key, basis in (((config.method, *config.cost_key()), SAME), (config.cost_key(), ALIKE)):
-        if seconds := known.get(key):
-            return statistics.fmean(seconds), basis
+    key = config.cost_key()
+    if seconds := known.get((config.method, *key)) or known.get(key):
+        return statistics.fmean(seconds), FINISHED
     if rate:
         return config.images_seen() / rate, f"the rate given, {rate:g} images a second"
     stated = f"a stated rate ({RATE:g} images/s of a ViT-S at {RATE_PIXELS} px on two CPU cores; --rate gives your own)"
-    usual = RATE / width(config) * (RATE_PIXELS / config.image_size) ** 2
-    return config.images_seen() / usual, stated
-
-
-def width(config: Settings) -> float:
-    """Cost of the backbone relative to a ViT-S/14, from its name."""
     name = Path(config.backbone).name.lower()
-    return next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
+    width = next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
+    return config.images_seen() / (RATE / width * (RATE_PIXELS / config.image_size) ** 2), stated
 
 
 def seconds_of(run: RunFolder) -> float:

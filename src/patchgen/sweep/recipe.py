@@ -1,14 +1,11 @@
-"""A recipe: one YAML file that describes many runs (the format: docs/study/sweep.md).
-
-Values that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
-with the whole grid. With `random` and `trials`, each combination is run with several random draws of some settings.
-"""
+"""A recipe: one YAML file that describes many runs; docs/study/sweep.md has the format."""
 
 import dataclasses
 import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from patchgen.common.untrusted import shortly
 from patchgen.config import PRESETS, Config, known_settings, read_settings
 
 Values = dict[str, Any]  # settings as a recipe has them
-OWN_KEYS = ("command", "preset", "grid", "rows", "random", "trials")
+OWN_KEYS = ("preset", "grid", "rows", "random", "trials")
 EVERY_DOMAIN = "all"
 HPARAM = r"hparams\.\w+"
 DomainsOf = Callable[[Values], Sequence[str]]
@@ -51,37 +48,35 @@ def is_recipe(settings: Mapping[str, Any]) -> bool:
     return not {"grid", "rows", "random"}.isdisjoint(settings)
 
 
+@contextmanager
+def errors_named(where: str) -> Iterator[None]:
+    """A ValueError raised inside begins with `where`, once."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
 def read_recipe(path: str | Path) -> Recipe:
     """Read a recipe and check everything that can be checked without the data."""
-    try:
+    with errors_named(str(path)):
         content = read_settings(path)
-    except FileNotFoundError:
-        raise ValueError(f"there is no recipe {path}") from None
-    try:
-        return _read(Path(path), content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _read(path: Path, content: Values) -> Recipe:
-    if not is_recipe(content):
-        raise ValueError("neither `grid` nor `rows` nor `random`: it is no recipe; `patchgen train --config` reads it")
-    _check_names(content, "", OWN_KEYS)
-    if content.get("command", "train") != "train":
-        raise ValueError(f"a recipe's command is train, not {shortly(content['command'])}")
-    preset = content.get("preset")
-    if preset is not None and preset not in PRESETS:
-        near = did_you_mean(str(preset), PRESETS)
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
-    shared = {key: value for key, value in content.items() if key not in OWN_KEYS}
-    recipe = Recipe(path, preset, shared, _grid(content.get("grid") or {}), _rows(content.get("rows")),
-                    _trials(content))  # fmt: skip
-    for name, row in recipe.rows.items():
-        if both := sorted(row.keys() & recipe.grid.keys()):
-            raise ValueError(f"{both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
-        if both := sorted((shared | recipe.grid | row).keys() & recipe.trials[0].keys()):
-            raise ValueError(f"{both[0]} is drawn at random and also given; keep one of them")
-    return recipe
+        if not is_recipe(content):
+            raise ValueError("neither `grid` nor `rows` nor `random`: it is no recipe; `train --config` reads it")
+        _check_names(content, "", OWN_KEYS)
+        preset = content.get("preset")
+        if preset is not None and preset not in PRESETS:
+            near = did_you_mean(str(preset), PRESETS)
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
+        shared = {key: value for key, value in content.items() if key not in OWN_KEYS}
+        grid, rows, trials = _grid(content.get("grid") or {}), _rows(content.get("rows")), _trials(content)
+        for name, row in rows.items():
+            if both := sorted(row.keys() & grid.keys()):
+                raise ValueError(f"{both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
+            if both := sorted((shared | grid | row).keys() & trials[0].keys()):
+                raise ValueError(f"{both[0]} is drawn at random and also given; keep one of them")
+    return Recipe(Path(path), preset, shared, grid, rows, trials)
 
 
 def _grid(grid: Any) -> dict[str, Any]:
@@ -97,15 +92,13 @@ def _grid(grid: Any) -> dict[str, Any]:
 def _rows(rows: Any) -> dict[str, Values]:
     if rows is None:
         return {"": {}}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("name") for row in rows) or not rows:
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row.get("name") for row in rows):
         raise ValueError("`rows` must be a list of settings, each with a name: - {name: A, method: lp}")
     named: dict[str, Values] = {}
     for row in rows:
         name = row["name"]
-        if not isinstance(name, str):
-            raise ValueError(f"a row's name must be text (in quotes), not {shortly(name)}")
-        if name in named:
-            raise ValueError(f"two rows are called {shortly(name)}")
+        if not isinstance(name, str) or name in named:
+            raise ValueError(f"a row's name must be text (in quotes) that no other row has, not {shortly(name)}")
         _check_names(row, f"row {shortly(name)}: ", ("name",))
         named[name] = {key: value for key, value in row.items() if key != "name"}
     return named
@@ -137,10 +130,11 @@ def _trials(content: Values) -> list[Values]:
 
 def _draw(ranges: Mapping[str, Sequence[Any]], random: np.random.Generator) -> Values:
     """A value of each range, uniform or log-uniform, to three digits."""
-    values = {name: low * (high / low) ** share if log else low + (high - low) * share
-              for (name, (low, high, *log)), share in zip(ranges.items(), random.random(len(ranges)).tolist(),
-                                                          strict=True)}  # fmt: skip
-    return {name: float(f"{value:.3g}") for name, value in values.items()}
+    values = {}
+    for (name, (low, high, *log)), share in zip(ranges.items(), random.random(len(ranges)).tolist(), strict=True):
+        value = low * (high / low) ** share if log else low + (high - low) * share
+        values[name] = float(f"{value:.3g}")
+    return values
 
 
 def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> None:
@@ -153,16 +147,12 @@ def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = 
 
 def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[PlannedRun]:
     """Every run, row by row; `domains_of` returns the domains of the data in some settings, if `unseen` is `all`."""
+    axes = [[values] if isinstance(values, str) else values for values in recipe.grid.values()]
     for name, row in recipe.rows.items():
-        where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
-        axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
-        for *values, trial in itertools.product(*(values for _, values in axes), recipe.trials):
-            point = dict(zip((axis for axis, _ in axes), values, strict=True)) | trial
-            try:
+        for *values, trial in itertools.product(*axes, recipe.trials):
+            point = dict(zip(recipe.grid, values, strict=True)) | trial
+            with errors_named(f"{recipe.path}" + (f": row {shortly(name)}" if name else "")):
                 yield from _runs_at(recipe, name, row, point, domains_of)
-            except ValueError as error:
-                text = str(error)
-                raise ValueError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
 def _runs_at(recipe: Recipe, name: str, row: Values, point: Values, domains_of: DomainsOf) -> Iterator[PlannedRun]:
@@ -183,17 +173,15 @@ def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:
     settings = {key: value for key, value in settings.items() if not re.fullmatch(HPARAM, key)}
     if dotted:
         settings["hparams"] = settings.get("hparams", {}) | dotted
-    data = str(settings.get("data", ""))
+    data, where = str(settings.get("data", "")), str(recipe.path)
     if settings.get("task") == "ccd":
-        schedule = str(
-            settings.get("schedule", "")
-        )  # a file is searched in the current folder, then next to the recipe
-        near = recipe.path.parent / schedule
+        schedule = str(settings.get("schedule", ""))
+        near = recipe.path.parent / schedule  # if the current folder has no such file
         if schedule.endswith((".yaml", ".yml")) and not Path(schedule).exists() and near.exists():
             settings["schedule"] = str(near)
         preset = stream_preset(recipe.preset, data) if recipe.preset else {}
-        return StreamConfig(**known_settings(StreamConfig, preset | settings, str(recipe.path)))
-    label = settings.get("method", "")
+        return StreamConfig(**known_settings(StreamConfig, preset | settings, where))
+    label = settings.get("method", Config.method)
     if isinstance(label, str) and "@" in label:  # `lp-ln@mean`: with another pool or tuning mode
         settings |= method_settings(label)
     method = str(settings.get("method", Config.method))
@@ -202,7 +190,7 @@ def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:
         names = {key: settings.get(key, getattr(Config, key)) for key in ("benchmark", "backbone", "task", "swad")}
         preset |= published(data, method=method, **names)
     whole = preset | settings | {"hparams": preset.get("hparams", {}) | settings.get("hparams", {})}
-    return Config(**known_settings(Config, whole, str(recipe.path)))
+    return Config(**known_settings(Config, whole, where))
 
 
 def expand_variables(value: Any) -> Any:
@@ -228,7 +216,7 @@ def recipes() -> dict[str, str]:
 
 
 def find_recipe(word: str) -> Path:
-    """The recipe file for an argument: an existing file, or the name of an included recipe; else a ValueError."""
+    """The recipe file for an argument: an existing file, or the name of an included recipe."""
     path = Path(word)
     by_name = (path.parent == Path() or path.parts[0] == "configs") and path.suffix in ("", ".yaml")
     if not path.is_file() and by_name and SHIPPED:
