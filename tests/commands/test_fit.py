@@ -306,7 +306,7 @@ def test_all_unreadable_images_are_listed_before_any_training(
     (folder / "field/cross/notes.txt").write_text("hello")
     assert main(["fit", str(folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *CHEAP]) == 2
     err = capsys.readouterr().err
-    assert "2 images of 90 cannot be read; repair, replace or remove" in err
+    assert "2 of 90 images cannot be read; repair, replace or remove" in err
     assert "\n  field/cross/03.png: " in err and "\n  studio/circle/01.png: " in err
     assert "1 file skipped, no image by the ending: 1 .txt (such as field/cross/notes.txt)" in err
     assert "training 1" not in err and not (tmp_path / "runs").exists() and not (tmp_path / "m").exists()

@@ -440,7 +440,7 @@ def test_a_damaged_folder_says_what_is_wrong(saved: Path, fitted: PatchGenClassi
     (saved / "model.safetensors").write_bytes(weights)
     for facts, message in (
         ({"version": 9}, "version 9"),
-        ({"format": "bert"}, "not a model folder of patchgen"),
+        ({"format": "bert"}, "has format bert, not patchgen-model"),
         ({"classes": ["a", "b"]}, "head.weight has shape .3, 64. for 2 classes"),
         ({"settings": json.loads(config)["settings"] | {"stesp": 3}}, "did you mean 'steps'"),
     ):

@@ -1,11 +1,7 @@
 """Calibrate confidence for the training sites, on their held-out images.
 
-    temperature   one number T: probabilities are softmax(logits / T), with T fitted on source validation
-    familiar      class centres and covariance of training features; the threshold is the 99th percentile of the
-                  distances of source validation, so 1 of 100 such images is flagged as unlike
-
-At a new site both are extrapolations: probabilities tend to be overconfident there, and the flag depends only on the
-features (a new scanner that the backbone maps to the old features is not detected).
+Probabilities are softmax(logits / T). An image is unlike training if its features are farther from all class centres
+than 99 % of source validation. At a new site both are extrapolations: probabilities tend to be overconfident there.
 """
 
 from collections.abc import Callable

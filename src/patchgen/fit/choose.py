@@ -10,9 +10,8 @@ at the level 5 %, shared by all comparisons. s requires that the sites agree; e 
 named, e counts patients, not images.
 
 **The estimate.** The score of a method that was selected for its score is optimistic. So each site counts with the
-method that the same rule would select from the *other* sites only: no site influences the method that it is scored
-with. This estimates the whole procedure, including the selection, and is pessimistic with few sites: a single other one
-shows nothing, so with two sites each counts with the simplest method.
+method that the same rule would select from the *other* sites only. This estimates the whole procedure, including the
+selection, and is pessimistic with few sites: with two, each counts with the simplest method.
 """
 
 import math

@@ -1,11 +1,4 @@
-"""A classifier with the interface of scikit-learn, for images from several sites.
-
-from patchgen import PatchGenClassifier
-model = PatchGenClassifier(steps=300).fit("tiles")                       # tiles/site/class/*.png
-print(model.expected_accuracy_)                                          # at an unseen site
-model.predict(["a.png", "b.png"]), model.explain("a.png").overlay()
-model.save("tiles-model"); PatchGenClassifier.load("tiles-model")
-"""
+"""A classifier with the interface of scikit-learn, for images from several sites."""
 
 import dataclasses
 import os
@@ -25,7 +18,7 @@ from patchgen.data.table import read_table
 from patchgen.draw.overlay import Explanation
 from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
-from patchgen.fit.inputs import as_data
+from patchgen.fit.inputs import as_data, paths_of
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import collect, rows_of_sites
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
@@ -132,8 +125,6 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         for name in self._get_param_names():
             setattr(self, name, values[name])
 
-    # Parameters
-
     @property
     def _settings(self) -> dict[str, Any]:
         """The settings that are not left to the preset."""
@@ -220,14 +211,10 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "model_", msg="this %(name)s is not fitted yet; call fit, or load a model folder")
         return self.model_
 
-    # Using
-
     def _predictions(self, images: Any) -> Iterator[Prediction]:
         predictor = self.predictor
         if hasattr(images, "columns"):
-            if "path" not in images.columns:
-                raise ValueError(f"a DataFrame needs the column path (it has {', '.join(map(str, images.columns))})")
-            images = images["path"].tolist()
+            images = paths_of(images)
         pixels = squares(images, predictor.config.image_size, predictor.interpolation)
         while batch := list(islice(pixels, BATCH)):
             yield from predictor.score(batch)
@@ -279,7 +266,6 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """All metrics on a labelled folder or manifest, with intervals: what `patchgen evaluate` writes as JSON.
 
         Args:
-            data: Folder `site/class/*.png` or `class/*.png`, or CSV manifest (path, domain, label, optional group).
             positive: Also score this class against all others.
             sites: Score only these sites of the data.
             resamples: Bootstrap resamples; 0 for no intervals.

@@ -8,9 +8,8 @@ Two intervals over the K sites, from their mean m and a reach r:
     r = max(t s, 1.96 e)    s^2 = variance of the site accuracies, t = Student's quantile of K - 1 degrees
                             e^2 = mean over sites of q (1 - q) / n,  q = (right + 1) / (n + 2),  n images each
 
-e is the sampling error of few images: sites whose accuracies agree, by chance or because all are perfect, have s near
-0, which does not mean certainty. q, Laplace's rule, keeps e above 0 at 0 % and 100 %; its quantile is normal, because
-the variance of counts is known. Neither interval covers a site of a different kind.
+e is the sampling error of few images: sites whose accuracies happen to agree have s near 0, which is no certainty. q is
+Laplace's rule. Neither interval covers a site of a different kind.
 """
 
 import math

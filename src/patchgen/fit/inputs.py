@@ -1,7 +1,6 @@
-"""User input -> data for `read_table`: a folder or manifest unchanged, arrays as a manifest.
+"""User input -> data for `read_table`: a folder or manifest unchanged, anything else as a manifest.
 
-Arrays and open images are written as lossless PNG files into a folder named by their content, so that they are reused
-when a fit is repeated or resumed.
+Images in memory become PNG files in a folder named by their content, which a repeated or resumed fit uses again.
 """
 
 import hashlib
@@ -23,16 +22,12 @@ COLUMNS = {"domains": "domain", "y": "label", "groups": "group", "sample_weight"
 def as_data(
     data: Any, y: Any, domains: Any, groups: Any, home: str | Path, sample_weight: Any = None
 ) -> tuple[str, str | None]:
-    """A path for `Config.data`, and the kind of the classes, which predictions then have too: `int`, `bool` or None.
-
-    Images in memory are written to a folder below `home`.
-    """
+    """A path, below `home` or as given, and the kind of the classes that predictions then have: int, bool or None."""
     columns = {"domains": domains, "y": y, "groups": groups, "sample_weight": sample_weight}
     if isinstance(data, (str, os.PathLike)):
         if any(values is not None for values in columns.values()):
-            raise ValueError("a folder or manifest names its classes, domains and groups itself, a manifest also a "
-                             "sample_weight: leave y, domains, groups and sample_weight out, or give a list of image "
-                             "paths")  # fmt: skip
+            raise ValueError("a folder or manifest names these itself: leave y, domains, groups and sample_weight out, "
+                             "or give a list of image paths")  # fmt: skip
         return os.fspath(data), None
     if hasattr(data, "columns"):
         data, columns = _from_frame(data, columns)
@@ -58,13 +53,17 @@ def _from_frame(frame: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]
     """The paths of a DataFrame, and its columns label, site (or domain), group and sample_weight."""
     if any(given[name] is not None for name in ("y", "domains", "groups")):
         raise ValueError("a DataFrame has its columns path, label, site and group: leave y, domains and groups out")
-    missing = [name for name in ("path", "label") if name not in frame.columns]
-    if missing:
-        names = ", ".join(map(str, frame.columns))
-        raise ValueError(f"a DataFrame needs the columns path and label, and has no {missing[0]} (it has {names})")
+    paths = paths_of(frame, "label")
     own = COLUMNS | ({"domains": "site"} if "site" in frame.columns else {})
     columns = {name: frame[column].tolist() for name, column in own.items() if column in frame.columns}
-    return frame["path"].tolist(), given | columns | {name: v for name, v in given.items() if v is not None}
+    return paths, given | columns | {name: values for name, values in given.items() if values is not None}
+
+
+def paths_of(frame: Any, *more: str) -> list[Any]:
+    """The column `path` of a DataFrame; ValueError if it, or one `more`, is missing."""
+    if missing := [name for name in ("path", *more) if name not in frame.columns]:
+        raise ValueError(f"a DataFrame has no {missing[0]} (it has {', '.join(map(str, frame.columns))})")
+    return list(frame["path"])
 
 
 def _label(item: Any, i: int) -> Any:

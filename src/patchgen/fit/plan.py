@@ -68,11 +68,10 @@ class Plan:
         return [(label, replace(config, unseen=site), fold) for (label, config), (site, fold) in pairs]
 
     @property
-    def all_finished(self) -> bool:
-        """Whether only the last training remains, or exists for one of the methods."""
-        return all(self.is_finished(config) for _, config, _ in self.left_out) and any(
-            self.is_finished(config) for config in self.candidates.values()
-        )
+    def finished(self) -> int:
+        """The number of finished trainings; the last one is of any of the methods."""
+        last = any(self.is_finished(config) for config in self.candidates.values())
+        return last + sum(self.is_finished(config) for _, config, _ in self.left_out)
 
     def changed(self, **settings: Any) -> "Plan":
         """The plan with other settings of all its trainings."""
@@ -85,10 +84,8 @@ class Plan:
         first = f"{len(self.sites)} sites left out in turn{each}, then " if self.sites else ""
         last = f"without {self.final.unseen}" if self.final.test else "on all sites"
         text = f"{first}{'the better one' if each else names[0]} {last}"
-        done = sum(self.is_finished(config) for _, config, _ in self.left_out)
-        done += any(self.is_finished(config) for config in self.candidates.values())
-        where = self.runs.absolute()
-        self.say(f"{total} training{'s' * (total > 1)}: {text}; {done or 'none'} finished in {where}")
+        done = self.finished or "none"
+        self.say(f"{total} training{'s' * (total > 1)}: {text}; {done} finished in {self.runs.absolute()}")
         if expanded(self.first.data).is_dir():  # of which all files are used; a manifest lists its files
             if skipped := list_files(self.table.root).skipped:
                 self.say(f"data: {skipped_line(skipped)}")
@@ -122,8 +119,8 @@ def check_readable(plan: Plan) -> None:
     with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
         bad = store.unreadable(rows, bar.tick)
     if bad:
-        count = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-        lines = [f"{count} of {len(rows):,} cannot be read; repair, replace or remove them (also from a manifest):"]
+        lines = [f"{len(bad):,} of {len(rows):,} images cannot be read; repair, replace or remove them (also from a "
+                 "manifest):"]  # fmt: skip
         lines += [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
         lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
         raise ValueError("\n".join(lines))

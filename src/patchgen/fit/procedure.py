@@ -1,7 +1,7 @@
 """The whole fit: leave each site out in turn with each method, keep one, train it on all sites, calibrate.
 
-Every training is a run folder below `runs`, named by its settings, so a killed fit is resumable, and folds that
-`patchgen compare` or an earlier fit has trained are reused.
+Every training is a run folder below `runs`, named by its settings: a killed fit is resumable, and folds that `patchgen
+compare` or an earlier fit has trained are reused.
 """
 
 import time
@@ -55,9 +55,8 @@ def fit(
     """Train a deployable model; ValueError for settings or data that cannot be used, before the first training.
 
     Args:
-        configs: Settings of one method, or of several, simplest first: the better one at left-out sites is
-            selected. With `unseen` "none" the model is trained on all sites, after each was left out once
-            (`expecting`); with a site's name it is trained without that site and scored on it.
+        configs: Of one method, or of several, simplest first, to select the better one at left-out sites. With a site
+            as `unseen` the model is trained without it and scored on it, with "none" on all sites.
         split_given: False if the user did not set `config.split`: it then depends on the groups of a manifest.
         minutes: Choose methods, steps and image size such that the fit ends in this time, but nothing in `fixed`.
         stop_at_quick: Called with a sentence when a long fit has its quick model; True returns that one.
@@ -69,17 +68,15 @@ def fit(
         plan = replace(_plan(candidates, runs, expecting, split_given, quiet), track=track)
         if minutes is None:
             plan.announce()
-        if minutes is not None or not plan.all_finished:
+        if minutes is not None or plan.finished <= len(plan.left_out):
             check_models(plan)
             plan, seconds = _budget(plan, minutes, frozenset(fixed))
             check_readable(plan)
             if minutes is None and seconds > QUICK_FROM and not quiet and (quick := _quick_plan(plan)):
                 plan.say("a quick model first")
                 folds = _leave_out(quick, quick.first, Clock(quick))
-                offer = (
-                    f"quick model: {_expected(folds).mean:.2f} expected at a new site; "
-                    f"the full training takes about {duration(seconds)}"
-                )
+                offer = f"quick model: {_expected(folds).mean:.2f} expected at a new site; the full training takes"
+                offer += f" about {duration(seconds)}"
                 plan.say(offer)
                 plan = quick if stop_at_quick(offer) else plan
         return _run(plan)
@@ -109,10 +106,8 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
         say(f"one site, {table.domains[0]}: no accuracy at a new site can be estimated without a second one")
         left_out, candidates = [], candidates[-1:]
     if len(candidates) > 1 and not left_out:
-        raise ValueError(
-            f"methods are compared at sites that are left out in turn, and here none is (--unseen or --no-expect): "
-            f"name one method, such as --method {label_of(candidates[-1])}"
-        )
+        raise ValueError("methods are compared at sites that are left out in turn, and here none is (--unseen or "
+                         f"--no-expect): name one, such as --method {label_of(candidates[-1])}")  # fmt: skip
     sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
     labelled = {label_of(candidate): candidate for candidate in candidates}
     return _with_precision(Plan(labelled, table, Path(runs), final, sites, say, quiet))

@@ -1,9 +1,7 @@
-"""Rankings of an image's patches by importance, from a method or a control.
+"""Rankings of an image's patches by importance (higher is more important), from a method or a control.
 
-    scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
-    order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
-
-Higher is more important.
+scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
+order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
 """
 
 import zlib
@@ -115,9 +113,7 @@ def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -
             known = ", ".join(RANKINGS)
             raise ValueError(f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {known})")
         if name not in (present := available(classifier)):
-            no_mask, no_attention = f"its head reads {classifier.pool!r}", "its backbone's blocks show no attention"
-            reason = no_mask if name == "mask" else no_attention
-            raise ValueError(f"{whose} has no ranking {name!r}: {reason}; it has {', '.join(present)}")
+            raise ValueError(f"{whose} has no ranking {name!r}; it has {', '.join(present)}")
 
 
 def descending(scores: Tensor, ties: Tensor) -> Tensor:
@@ -131,9 +127,6 @@ def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
     prefix = classifier.backbone.num_prefix_tokens
     row = attention[:, 0] if classifier.pool in ("cls", "select") else attention[:, prefix:].mean(1)
     return row[:, prefix:]
-
-
-# Gradients
 
 
 @torch.enable_grad()

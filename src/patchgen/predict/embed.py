@@ -1,7 +1,6 @@
 """Embed images: feature vectors of a model, with the image names, in one file for other tools.
 
-`features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
-are the class token and the mean patch token of the same tuned backbone, without any selection.
+`features` is the input of the head (z+ with PatchGen); `cls` and `mean` are the class token and the mean patch token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,19 +32,14 @@ class Embedded(NamedTuple):
 def require_parquet(path: Path) -> None:
     """Raise ValueError before any work if the file is Parquet, and pyarrow is missing."""
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise ValueError(
-            "Parquet needs pyarrow: install it with `pip install 'patchgen[parquet]'`, or let --out end in .npz"
-        )
+        raise ValueError("Parquet needs pyarrow: `pip install 'patchgen[parquet]'`, or let --out end in .npz")
 
 
 def load_embedder(
     source: str, checkpoint: Checkpoint = "selected", image_size: int = 224, *, backbone: str | None = None,
     allow_download: bool = False, **device: Any,
 ) -> Predictor:  # fmt: skip
-    """A model or run folder; or a bare encoder: a name, a hub id, a folder of transformers or timm, a weight file.
-
-    `image_size` is that of a bare encoder, which may be downloaded, as the user names it.
-    """
+    """A model or run folder; or a bare encoder of this `image_size`: a name, hub id, folder or weight file."""
     path = expanded(source)
     if is_model_folder(path) or (path / "config.yaml").is_file():
         return load_predictor(path, checkpoint, backbone=backbone, allow_download=allow_download, **device)

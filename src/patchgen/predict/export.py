@@ -3,12 +3,8 @@
     differences = export(load_predictor("tiles-model"), Path("tiles.onnx"), images)
     differences = export_wsinfer(load_predictor("tiles-model"), Path("tiles-wsinfer"), images, spacing=0.5, patch=224)
 
-ONNX: input `pixels` (N, 3, S, S) float32, RGB, resized to the square S x S, divided by 255. The backbone's mean and
-deviation and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method
-has one, `mask` (N, h, w) in [0, 1]. Classes, preprocessing and licence are in the file's metadata.
-
-WSInfer: torchscript_model.pt maps normalised pixels (N, 3, S, S) to logits (N, C) over the temperature; config.json
-tells the program how to cut, resize and normalise patches. It computes the softmax, and knows no masks.
+ONNX: `pixels` (N, 3, S, S), RGB / 255 -> `probabilities` (N, C), calibrated, and `mask` (N, h, w) if there is one; the
+metadata says the rest. WSInfer: TorchScript from normalised pixels to logits over the temperature, and config.json.
 """
 
 import copy
@@ -88,9 +84,7 @@ def require_extra() -> None:
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, Difference]:
     """Write the file and return the largest difference of each output from the original's on images (S, S, 3) uint8.
 
-    Raises:
-        ValueError: a difference above `NOISE_FACTOR` times the network's rounding, or a model that cannot be
-            exported; then no file is written.
+    ValueError, and no file, for a difference above `NOISE_FACTOR` times the network's own rounding.
     """
     require_extra()
     _check_exportable(predictor, images, "an ONNX file")
@@ -238,10 +232,8 @@ def _verified(
         name: Difference(float(np.max([gap[name] for gap in gaps])), min(MOST, max(LEAST, NOISE_FACTOR * noise[name])))
         for name in gaps[0]
     }
-    wrong = [  # nan is far
-        f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in differences.items() if not d.value <= d.allowed
-    ]
-    if wrong:
+    far = {name: each for name, each in differences.items() if not each.value <= each.allowed}  # also nan
+    if wrong := [f"{name} by {each.value:.1e}, allowed {each.allowed:.1e}" for name, each in far.items()]:
         raise ValueError(f"the outputs of {file} differ from the model's ({'; '.join(wrong)}); it was removed")
     return differences
 

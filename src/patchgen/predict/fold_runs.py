@@ -1,8 +1,7 @@
 """Finished runs of one fold on the same data: opened together for a diagnosis, and scored as an ensemble.
 
-An ensemble is the mean of the runs' probabilities, scored on the unseen domain that all of them left out. For runs
-trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS 2022). Runs may differ in method,
-backbone, image size and seed. The 80 % part is that of the first run's split, for all of them alike.
+An ensemble is the mean of the runs' probabilities on the unseen domain; for `+sma` runs this is EoA (Arpit et al.,
+NeurIPS 2022). Its 80 % part is that of the first run's split.
 """
 
 from collections.abc import Sequence
@@ -97,23 +96,16 @@ def open_runs(runs: Sequence[str | Path], data: str | None) -> tuple[list[RunFol
     folders = [RunFolder.open(run) for run in runs]
     for folder in folders:
         if not folder.done:
-            raise ValueError(
-                f"{folder.path} is not finished (it has no file `done`); the same `patchgen train` command resumes it"
-            )
+            raise ValueError(f"{folder.path} is not finished; the same `patchgen train` command resumes it")
         folder.require_plugins()
         if method_class(folder.config.method).mask == "true":
-            raise ValueError(
-                f"{folder.path}: method {folder.config.method!r} uses the true mask, an upper bound and not a "
-                "classifier of its own; leave it out"
-            )
+            raise ValueError(f"{folder.path}: method {folder.config.method!r} uses the true mask; leave it out")
     first = folders[0].config
     fold = make_fold(replace(first, data=data) if data else first)
     for folder in folders:
         if folder.config.unseen != first.unseen:
-            raise ValueError(
-                f"{folder.path} left out {folder.config.unseen!r}, but {folders[0].path} left out {first.unseen!r}; "
-                "only runs of one fold can be compared or averaged"
-            )
+            raise ValueError(f"{folder.path} left out {folder.config.unseen!r}, but {folders[0].path} left out "
+                             f"{first.unseen!r}; only runs of one fold can be compared or averaged")  # fmt: skip
         _check_data(folder, fold, data)
     return folders, fold
 
@@ -129,13 +121,8 @@ def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
             if there.root != fold.table.root and fingerprint(there) != fingerprint(fold.table):
                 raise ValueError(f"the images at {there.root} have the same names, but other contents")
     except ValueError as error:
-        raise ValueError(
-            f"{folder.path} was not trained on the data at {fold.table.root} ({error}); "
-            "use runs on the same data, and give --data if its path has changed"
-        ) from error
-
-
-# Which images
+        raise ValueError(f"{folder.path} was not trained on the data at {fold.table.root} ({error}); use runs on the "
+                         "same data, and give --data if its path has changed") from error  # fmt: skip
 
 
 def unseen_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
@@ -168,10 +155,7 @@ def _evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.nd
 
 
 def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint, **device: Any) -> Predictions:
-    """What a run predicts for the unseen domain, in the order of `rows_of`.
-
-    Runs save it; those of earlier versions are loaded, predict once more, and save it too.
-    """
+    """What a run predicts for the unseen domain, as saved; a run of an earlier version predicts and saves it now."""
     rows = rows_of(fold)
     saved = read_predictions(run.path, checkpoint)
     fits = saved is not None and saved.probabilities.shape == (len(rows), len(fold.classes))
@@ -193,8 +177,6 @@ def rows_of(fold: Fold) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a run on the unseen domain."""
-
     name: str  # the method
     run: str  # name of the run folder
     part: dict[str, Any]  # scores of the 80 % part: accuracy, f1, auroc, images, per_class, ...
@@ -219,19 +201,15 @@ class Ensemble:
 def score_ensemble(
     runs: Sequence[str | Path], data: str | None = None, checkpoint: Checkpoint = "selected", **device: Any
 ) -> Ensemble:
-    """Score the mean of the probabilities of two or more finished runs of one fold; `data` as in `open_subjects`."""
+    """Score the mean of the probabilities of two or more finished runs; `data` as in `open_subjects`."""
     if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
         raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
     folders, fold = open_runs(runs, data)
     if other := next((folder for folder in folders if folder.config.task != "mdg"), None):
-        raise ValueError(
-            f"{other.path} is a run of task {other.config.task}, whose outputs for new classes mean something else in "
-            "every run; an ensemble needs runs of task mdg"
-        )
+        raise ValueError(f"{other.path} is a run of task {other.config.task}, whose outputs for new classes mean "
+                         "something else in every run; an ensemble needs runs of task mdg")  # fmt: skip
     if not fold.test:
-        raise ValueError(
-            f"{folders[0].path} was trained on all domains (--unseen none): it has no unseen domain to score"
-        )
+        raise ValueError(f"{folders[0].path} was trained on all domains (--unseen none): it has no unseen domain")
     each = [predictions_at(run, fold, checkpoint, **device).probabilities.astype(float) for run in folders]
     members = tuple(
         Scored(run.config.method, run.path.resolve().name, *_score(probabilities, fold))

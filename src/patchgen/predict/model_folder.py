@@ -69,11 +69,7 @@ def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str,
 
 
 def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -> Path:
-    """Write a model folder, replacing an older one; ValueError if the path holds something else.
-
-    Args:
-        with_backbone: If False, the folder is small, and loading it needs the same backbone from its source.
-    """
+    """Write a model folder, replacing an older one; without the backbone, loading it needs its source."""
     from patchgen.predict.card import card
 
     target = Path(path)
@@ -248,24 +244,19 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ValueError(f"there is no model folder {folder}{did_you_mean(folder.name, there)}")
     if not (folder / MODEL_CONFIG).is_file():
+        there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() and not folder.is_dir() else []
         hint = "; it is a run folder: `patchgen predict` takes it too" if (folder / "config.yaml").is_file() else ""
-        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}")
+        raise ValueError(
+            f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}{did_you_mean(folder.name, there)}"
+        )
     # the hub's cache holds snapshots/REVISION/FILE as links into blobs/
     refuse_links(folder, within=folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else None)
     facts = read_json(folder / MODEL_CONFIG)
-    if facts.get("format") != MODEL_FORMAT:
-        raise ValueError(
-            f"{folder} is not a model folder of patchgen: its {MODEL_CONFIG} does not say format {MODEL_FORMAT!r}"
-        )
-    if facts.get("version") != VERSION:
-        raise ValueError(
-            f"{folder} has version {facts.get('version')!s:.20} of the model format, this patchgen reads {VERSION}; "
-            "install the patchgen that wrote it"
-        )
+    for name, value in (("format", MODEL_FORMAT), ("version", VERSION)):
+        if facts.get(name) != value:
+            raise ValueError(f"{folder} is not a model folder of this patchgen: its {MODEL_CONFIG} has {name} "
+                             f"{facts.get(name)!s:.20}, not {value}; use the patchgen that wrote it")  # fmt: skip
     return facts
 
 
@@ -276,10 +267,8 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     data, about = file.read_bytes(), facts.get("weights")  # the checked bytes are the ones that are used
     digest, stated = hashlib.sha256(data).hexdigest(), about.get("sha256") if isinstance(about, dict) else None
     if digest != stated:
-        raise ValueError(
-            f"{file} has sha256 {digest[:12]}..., but {MODEL_CONFIG} says {str(stated)[:12]}...: damaged or "
-            "exchanged; get the folder again"
-        )
+        raise ValueError(f"{file} has sha256 {digest[:12]}..., but {MODEL_CONFIG} says {str(stated)[:12]}...: damaged "
+                         "or exchanged; get the folder again")  # fmt: skip
     return parse_tensors(data, str(file))[0]
 
 

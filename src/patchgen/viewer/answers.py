@@ -75,13 +75,9 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
     return {**_classes(predictor, changed), "unlike_training": unlike[0], "off": len(set(off))}
 
 
-def _require_finite(values: np.ndarray) -> None:
-    if not np.isfinite(values).all():
-        raise ValueError(NOT_FINITE)
-
-
 def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
-    _require_finite(probabilities)
+    if not np.isfinite(probabilities).all():
+        raise ValueError(NOT_FINITE)
     order = np.argsort(-probabilities, kind="stable")
     rows = [{"class": predictor.classes[i], "probability": float(probabilities[i])} for i in order]
     return {"label": rows[0]["class"], "confidence": rows[0]["probability"], "classes": rows}
@@ -89,5 +85,4 @@ def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
 
 def _grid(values: np.ndarray) -> list[list[float]]:
     """Six significant digits: attention over many patches is small, and rounding must not create ties."""
-    _require_finite(values)
     return [[float(f"{value:.6g}") for value in row] for row in values]

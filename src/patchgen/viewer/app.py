@@ -76,17 +76,13 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
     # the page's files under fixed names: no part of a URL is ever looked up on disk
     for file in resources.files("patchgen.viewer").joinpath("static").iterdir():
         response = Response(file.read_bytes(), media_type=MEDIA[file.name.rpartition(".")[2]])
-        app.add_route("/" if file.name == "page.html" else f"/{file.name}", _constant(response))
+        app.add_route("/" if file.name == "page.html" else f"/{file.name}", lambda request, file=response: file)
     for kind in (RefusedRequest, RequestValidationError, HTTPException, ValueError, Exception):
         app.add_exception_handler(kind, _error)
     for route, handler in viewer.routes().items():
         method, path = route.split()
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return Guard(app, hosts or Hosts(), limits)
-
-
-def _constant(response: Response) -> Callable[[Request], Response]:
-    return lambda request: response
 
 
 async def _error(request: Request, error: Exception) -> Response:
