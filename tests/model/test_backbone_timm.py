@@ -144,8 +144,8 @@ def test_what_a_model_card_asks_for_is_given(timm: FakeTimm) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("resnet50", "no vision transformer for images of any size"),
-        ("convnet", "with patch_embed and blocks"),
+        ("resnet50", "vision transformer for images of any size"),
+        ("convnet", "lacks hidden_size"),
         ("nothing", r"Unknown model.*list_models"),
     ],
 )

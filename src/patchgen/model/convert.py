@@ -75,7 +75,7 @@ def traits_of(network: nn.Module) -> Traits:
     if not isinstance(network, Vit):
         return adopt(network)
     config = network.config
-    return Traits(FAMILIES[config.model_type], config.hidden_size, config.patch_size, 1 + config.num_register_tokens)
+    return FAMILIES[config.model_type], config.hidden_size, config.patch_size, 1 + config.num_register_tokens
 
 
 def read_object(model: nn.Module) -> Loaded:

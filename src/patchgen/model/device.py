@@ -1,8 +1,5 @@
 """Where and how a model computes: its device and precision, one device behind the interface of several, `--compile`.
 
-    runtime = SingleDevice("auto", "bf16-mixed")
-    network = runtime.setup(model)          # moved there, and its passes in that precision
-
 `SingleDevice` has the methods of `lightning_fabric.Fabric` that training and evaluation use, so the same code runs on
 one device without that package, which is slow to import, and on several with it.
 """
@@ -61,9 +58,7 @@ class SingleDevice:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def to_device(self, tensors: Any) -> Any:
-        if isinstance(tensors, dict):
-            return {name: send(tensor, self.device) for name, tensor in tensors.items()}
-        return send(tensors, self.device)
+        return tree_map_only(Tensor, lambda tensor: send(tensor, self.device), tensors)
 
     def backward(self, loss: Tensor) -> None:
         torch.autograd.backward(loss)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,7 @@ CONVOLUTIONAL = {
 }
 
 
-class Traits(NamedTuple):
-    family: Family
-    dim: int
-    patch_size: int
-    num_prefix_tokens: int
+Traits = tuple[Family, int, int, int]  # with the width, the patch size and the number of prefix tokens
 
 
 def on_input(module: nn.Module, act: Callable[[Tensor], Tensor]) -> RemovableHandle:
@@ -212,15 +208,13 @@ class TimmVit(nn.Module):
     def __init__(self, net: Any, name: str) -> None:
         super().__init__()
         self.net = net
-        try:
-            sizes = {"hidden_size": int(self.net.num_features), "patch_size": self.net.patch_embed.patch_size,
-                     "num_hidden_layers": len(self.net.blocks)}  # fmt: skip
-        except (AttributeError, TypeError) as error:
-            raise ValueError(
-                f"a timm backbone is a vision transformer with patch_embed and blocks, and {name!r} is none ({error}); "
-                "choose one such as timm:vit_small_patch14_dinov2.lvd142m"
-            ) from error
-        self.config = SimpleNamespace(model_type=TIMM, to_diff_dict=functools.partial(dict, name=name), **sizes)
+        self.config = SimpleNamespace(
+            model_type=TIMM,
+            to_diff_dict=functools.partial(dict, name=name),
+            hidden_size=getattr(net, "num_features", None),
+            patch_size=getattr(getattr(net, "patch_embed", None), "patch_size", None),
+            num_hidden_layers=len(getattr(net, "blocks", ())),
+        )
         cfg = dict(getattr(net, "pretrained_cfg", None) or {})
         self.licence = str(cfg.get("license") or "unknown")
         self.pixels = Pixels(tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
@@ -246,11 +240,10 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
         arguments["init_values"] = 1e-5
     try:
         net = timm.create_model(name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **arguments)
-    except TypeError as error:  # an architecture without that argument
-        raise ValueError(f"timm's {name!r} is no vision transformer for images of any size ({error})") from error
-    except Exception as error:  # an unknown name, no network, a gated repository: timm and its hub raise many types
+    except Exception as error:  # unknown, fixed in size, gated, no network: timm and its hub raise many types
         raise ValueError(
-            f"timm cannot give {name!r} ({first_line(error)}); its names: timm.list_models(pretrained=True)"
+            f"timm cannot give {name!r} as a vision transformer for images of any size ({first_line(error)}); its "
+            "names: timm.list_models(pretrained=True)"
         ) from error
     return TimmVit(net, name)
 
@@ -274,7 +267,7 @@ def adopt(model: nn.Module) -> Traits:
     config: Any = model.config
     if config.model_type in CONVOLUTIONAL:
         patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
-        return Traits(CONVOLUTIONAL[config.model_type], config.hidden_sizes[-1], patch_size, 0)
+        return CONVOLUTIONAL[config.model_type], config.hidden_sizes[-1], patch_size, 0
     dim, patch_size, depth = _sizes(config)
     kind = type(model).__name__
     model.requires_grad_(True).eval()
@@ -294,7 +287,7 @@ def adopt(model: nn.Module) -> Traits:
     again, _ = _look(model, dim, patch_size, PROBES[0])
     if again.device.type != "meta" and not torch.equal(again, hidden):
         raise ValueError(f"{kind} does not give the same tokens twice; it cannot be used as a backbone")
-    return Traits(family, dim, patch_size, prefix)
+    return family, dim, patch_size, prefix
 
 
 def _sizes(config: Any) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Cross-entropy and the three losses of PatchGen, each a mean over the global batch.
 
 Targets are class ids; samples with -1 (no label and no pseudo-label) are ignored. If no samples remain, the loss is a
-differentiable zero. On several devices, sums and counts are reduced with gradients: every rank computes the loss of the
-global batch, and the averaged gradient equals that of a single device with the whole batch.
+differentiable zero. On several devices, sums and counts are reduced with gradients: with DDP's averaging of gradients
+they equal one device with the whole batch.
 """
 
 import torch
@@ -38,10 +38,7 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) 
 
 
 def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float) -> Tensor:
-    """Mean of (1 - p_y^q) / q: cross-entropy for q -> 0, 1 - p_y for q = 1.
-
-    The larger q, the less weight misclassified samples have (Zhang & Sabuncu 2018).
-    """
+    """Mean of (1 - p_y^q) / q (Zhang & Sabuncu 2018): cross-entropy for q -> 0, 1 - p_y for q = 1."""
     labelled = target >= 0
     loss = (1 - _probability(logits, target).clamp(min=1e-6) ** q) / q
     return mean_over_ranks((loss * labelled).sum(), labelled.sum())
@@ -80,7 +77,7 @@ def class_similarity(features: Tensor, target: Tensor, num_classes: int | None =
         num_classes: If given, the targets need not be inspected, which would synchronise a GPU.
     """
     if num_classes is None:
-        num_classes = max_over_ranks(target) + 1
+        num_classes = int(gather_over_ranks(F.pad(target, (0, 1), value=-1)).max()) + 1
     labelled = (target >= 0).float()  # (B,)
     slot = target.clamp(min=0)
     unit = F.normalize(features.float(), dim=-1) * labelled.unsqueeze(1)  # (B, D)
@@ -102,8 +99,7 @@ def mask_health(mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-# Reductions over the global batch of several devices, with gradient: with DDP's averaging of gradients they equal one
-# device with the whole batch. On a single device they do nothing.
+# Reductions over the global batch of several devices, with gradient; on a single device they do nothing.
 
 
 def mean_over_ranks(total: Tensor, count: Tensor) -> Tensor:
@@ -117,15 +113,6 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     from torch.distributed.nn.functional import all_reduce
 
     return all_reduce(value)
-
-
-def max_over_ranks(target: Tensor) -> int:
-    """The largest id on any rank; -1 if there is none."""
-    largest = target.max() if target.numel() else target.new_tensor(-1)
-    if _many_ranks():
-        largest = largest.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest)
 
 
 def gather_over_ranks(value: Tensor) -> Tensor:

@@ -59,13 +59,11 @@ class PatchGen(nn.Module):
         gate_reduction: Bottleneck of the channel gate, D -> D / gate_reduction -> D.
         refine: The map F: "linear", "ln-linear" (LayerNorm first) or "linear-ln" (LayerNorm last).
         attend: What a patch attends to: "all" patches, as published, or the "selected" ones. In that case z- attends to
-            the unselected ones, without gradient unless ``rest_gradient`` is set.
+            the unselected ones, without gradient.
         start: Initial scores: "xavier", as published, or "contrast", minus the similarity to the image mean.
         rho_start: Initial aggregator: "mean" over patches, or "conv", the default of a depthwise convolution over them.
         spread: Standard deviation of the scores after ``calibrate``.
     """
-
-    rest_gradient = False
 
     def __init__(
         self,
@@ -160,10 +158,10 @@ class PatchGen(nn.Module):
         if self.attend == "all":
             return self._represent(mask, *self._aggregate(self._context(q, k, v), mask, rho))
         selected, _ = self._aggregate(self._context(q, k, v, mask), mask, rho)
-        with torch.set_grad_enabled(self.rest_gradient and torch.is_grad_enabled()):
+        with torch.no_grad():
             _, rest = self._aggregate(self._context(q, k, v, 1 - mask), mask, rho)
         out = self._represent(mask, selected, rest)
-        return out if self.rest_gradient else out._replace(complementary=out.complementary.detach())
+        return out._replace(complementary=out.complementary.detach())
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)

@@ -1,10 +1,7 @@
 """How an encoder expects its pixels: mean, standard deviation and interpolation, as given in its folder.
 
-    pixels = folder_pixels(folder, "siglip_vision_model")
-    images = (resized / 255 - pixels.mean) / pixels.std           # resized with pixels.interpolation
-
-As in transformers, `processor_config.json` with a nested image processor takes precedence over a flat
-`preprocessor_config.json`; timm has `pretrained_cfg` in its config.json. `Pixels.assumed` names values set by default.
+pixels = folder_pixels(folder, "siglip_vision_model")
+images = (resized / 255 - pixels.mean) / pixels.std           # resized with pixels.interpolation
 """
 
 import math
@@ -15,17 +12,15 @@ from typing import Any, NamedTuple
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.data.images import BILINEAR, INTERPOLATIONS
 
-Triple = tuple[float, float, float]
-Normalisation = tuple[Triple, Triple]  # mean, std
-
+Numbers = tuple[float, ...]  # three, of red, green and blue
 NESTED, FLAT = "processor_config.json", "preprocessor_config.json"
 
 
 class Pixels(NamedTuple):
     """How images are turned into the input of an encoder."""
 
-    mean: Triple  # of pixels in [0, 1]
-    std: Triple
+    mean: Numbers  # of pixels in [0, 1]
+    std: Numbers
     interpolation: str = BILINEAR
     assumed: str = ""  # description of the values that were set by default
 
@@ -49,8 +44,7 @@ def recorded_pixels(facts: Mapping[str, Any]) -> Pixels | None:
     if "mean" not in facts:
         return None
     interpolation = _interpolation(facts.get("interpolation", BILINEAR), "the record")
-    mean, std = facts["mean"], facts["std"]
-    return Pixels((mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), interpolation, str(facts.get("assumed", "")))
+    return Pixels(tuple(facts["mean"]), tuple(facts["std"]), interpolation, str(facts.get("assumed", "")))
 
 
 def earlier_pixels(folder: Path, model_type: str) -> Pixels:
@@ -62,13 +56,13 @@ def earlier_pixels(folder: Path, model_type: str) -> Pixels:
 
 
 def folder_pixels(folder: Path, model_type: str) -> Pixels:
-    """The pixels that a transformers folder specifies."""
+    """The pixels that a transformers folder specifies; as there, a nested image processor comes before a flat file."""
     file = folder / NESTED
     fields = read_json(file).get("image_processor") if file.is_file() else None
     if not isinstance(fields, dict):
         file = folder / FLAT
         fields = read_json(file) if file.is_file() else {}
-    normalisation: Normalisation | None = None
+    normalisation: tuple[Numbers, Numbers] | None = None
     if not fields.get("do_normalize", True):
         normalisation = RAW[:2]
     elif "image_mean" in fields and "image_std" in fields:
@@ -80,10 +74,11 @@ def folder_pixels(folder: Path, model_type: str) -> Pixels:
     factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
         raise ValueError(f"{file}: rescale_factor must be a number above 0, not {shortly(factor)}")
-    if math.isclose(255 * factor, 1):
+    scale = 255 * factor
+    if math.isclose(scale, 1):
         return pixels
     # pixels x in [0, 1] are scaled first: (x * scale - mean) / std
-    return pixels._replace(mean=_divided(pixels.mean, 255 * factor), std=_divided(pixels.std, 255 * factor))
+    return pixels._replace(mean=tuple(x / scale for x in pixels.mean), std=tuple(x / scale for x in pixels.std))
 
 
 def timm_pixels(file: Path, fields: Mapping[str, Any]) -> Pixels:
@@ -95,7 +90,7 @@ def timm_pixels(file: Path, fields: Mapping[str, Any]) -> Pixels:
 
 
 def with_defaults(
-    normalisation: Normalisation | None = None, interpolation: str | None = None, model_type: str = ""
+    normalisation: tuple[Numbers, Numbers] | None = None, interpolation: str | None = None, model_type: str = ""
 ) -> Pixels:
     """Pixels with the defaults of a model type where a value is None."""
     usual = USUAL.get(model_type, IMAGENET)
@@ -118,13 +113,9 @@ def _interpolation(name: Any, where: object) -> str:
     return str(name)
 
 
-def _divided(values: Triple, by: float) -> Triple:
-    return values[0] / by, values[1] / by, values[2] / by
-
-
-def _normalisation(file: Path, mean: Any, std: Any) -> Normalisation:
+def _normalisation(file: Path, mean: Any, std: Any) -> tuple[Numbers, Numbers]:
     parts = [[part] * 3 if isinstance(part, float) else part for part in (mean, std)]
     numbers = [x for part in parts if isinstance(part, list) for x in part if isinstance(x, (int, float))]
     if len(numbers) != 6 or len(parts[0]) != 3 or not all(x > 0 for x in parts[1]):
         raise ValueError(f"{file}: image_mean and image_std must be three numbers each, those of image_std above 0")
-    return tuple(parts[0]), tuple(parts[1])  # type: ignore[return-value]
+    return tuple(parts[0]), tuple(parts[1])

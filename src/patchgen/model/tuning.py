@@ -1,9 +1,5 @@
 """Which tensors of a backbone are trained, its attention layers across naming schemes, and LoRA by peft.
 
-    names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
-    set_tuning(backbone, "lora", lora_rank=8)     # low-rank updates of query, key and value of every block
-    plain = merged(model)                         # a copy with the updates merged into its layers, for export
-
 LoRA (Hu et al., ICLR 2022): y = W x + 2 B A x, with A (r, d_in) random and B (d_out, r) zero at the start, so that the
 first step sees the pretrained network.
 """
@@ -42,7 +38,7 @@ def _final_norm(backbone: "Backbone") -> list[nn.Module]:
     return [backbone.model.get_submodule(backbone.family.final_norm)] if backbone.family.final_norm else []
 
 
-def _tune_upper_layernorm(backbone: "Backbone") -> list[nn.Module]:
+def _upper_norms(backbone: "Backbone") -> list[nn.Module]:
     if backbone.family.convolutional:
         raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
     backbone.tuned_from = len(backbone.blocks) * 2 // 3
@@ -52,7 +48,7 @@ def _tune_upper_layernorm(backbone: "Backbone") -> list[nn.Module]:
 TUNING: "dict[str, Callable[[Backbone], list[nn.Module]]]" = {
     "head": lambda backbone: [],
     "layernorm": _norms,
-    "upper-layernorm": _tune_upper_layernorm,
+    "upper-layernorm": _upper_norms,
     "full": lambda backbone: [backbone.model],
     "last_block": lambda backbone: [backbone.blocks[-1], *_final_norm(backbone)],
 }
@@ -61,11 +57,9 @@ TUNING: "dict[str, Callable[[Backbone], list[nn.Module]]]" = {
 def set_tuning(backbone: "Backbone", mode: str, lora_rank: int = 8) -> list[str]:
     """Make exactly the tensors of `mode` trainable, and return their names.
 
-    Args:
-        mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
-            convolutional nets); `upper-layernorm` those of the last third of the blocks; `last_block` the last
-            transformer block (last stage) and the final norm; `full` all; `lora` updates of rank `lora_rank`, added to
-            the attention layers and initialised at random (extra `lora`).
+    `head` is nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in convolutional
+    nets), `upper-layernorm` those of the last third of the blocks; `last_block` the last block (stage) and the final
+    norm; `full` all; `lora` updates of rank `lora_rank`, added to the attention layers, random at first (extra `lora`).
     """
     known = [*TUNING, "lora"]
     if mode not in known:

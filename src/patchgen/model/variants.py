@@ -5,11 +5,9 @@
     2.3  PlainAttention     no mask;                                      r+   = mean_p u_p
     2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are the input of L_ms
 
-The rest is as in PatchGen: z+ = F(g(r+) * r+), then the head. A variant is a PatchGen without the parts that its row
-lacks, with the same initial values. The paper names these rows without formulas; the formulas are our interpretation.
-
-Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled scores, which do not weight the
-patches. A mask passed by the caller weights the patches in every variant.
+The rest is as in PatchGen, with the same initial values. The paper names these rows without formulas; the formulas are
+our interpretation. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled scores,
+which do not weight the patches. A mask passed by the caller weights the patches in every variant.
 """
 
 from typing import Any, ClassVar, Self
@@ -94,6 +92,8 @@ class ChannelMask(WithoutAttention):
 class PlainAttention(Variant):
     """Row 2.3: PatchGen's attention, then the mean over the patches: the aggregator stays at 1 / P."""
 
+    scaled = False
+
     def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
         super().__init__(dim, num_patches, **options)
         self.rho.requires_grad_(False)
@@ -101,18 +101,16 @@ class PlainAttention(Variant):
     def _select(self, tokens: Tensor, grid: Grid, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
         weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask  # (B, P)
-        reported = self._reported(q, k, weight) if mask is None else mask
+        reported = _scaled(self._score(q, k)) if self.scaled and mask is None else weight
         return reported, *self._aggregate(self._context(q, k, v), weight, self.rho_on(grid))
-
-    def _reported(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-        """The reported mask (B, P)."""
-        return weight
 
 
 class ScaledAttention(PlainAttention):
     """Row 2.4: reports the scores of Eq. 3 before the sigmoid, scaled to [0, 1] within each image."""
 
-    def _reported(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-        score = self._score(q, k)  # (B, P)
-        low, high = score.aminmax(dim=1, keepdim=True)
-        return (score - low) / (high - low).clamp(min=torch.finfo(score.dtype).tiny)  # equal scores are all 0
+    scaled = True
+
+
+def _scaled(score: Tensor) -> Tensor:
+    low, high = score.aminmax(dim=1, keepdim=True)  # of (B, P)
+    return (score - low) / (high - low).clamp(min=torch.finfo(score.dtype).tiny)  # equal scores are all 0
