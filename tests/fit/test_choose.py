@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from patchgen.fit.choose import Choice, choose, reach
+from patchgen.fit.expect import Choice, choose, reach
 
 
 def site(share: float, count: int = 100) -> np.ndarray:
@@ -48,8 +48,8 @@ def test_no_more_than_chance_keeps_the_simpler(sites: tuple[tuple[float, ...], .
 
 def test_what_is_needed_is_students_bound_or_that_of_the_images() -> None:
     differences = np.array([0.3, 0.35, 0.25])
-    assert reach(differences, [0.0] * 3) == pytest.approx(2.91999 * 0.05 / np.sqrt(3), abs=1e-6)  # t(0.95, 2), s = 0.05
-    assert reach(differences, [0.04] * 3) == pytest.approx(1.644854 * 0.2 / np.sqrt(3), abs=1e-6)
+    assert reach(differences, [0.0] * 3, 0.95) == pytest.approx(2.91999 * 0.05, abs=1e-6)  # t(0.95, 2), s = 0.05
+    assert reach(differences, [0.04] * 3, 0.95) == pytest.approx(1.644854 * 0.2, abs=1e-6)
 
 
 def test_images_of_one_patient_count_together() -> None:

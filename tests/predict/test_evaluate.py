@@ -90,10 +90,10 @@ def test_each_patient_counts_once_in_its_mean() -> None:
 def test_one_patient_has_no_interval() -> None:
     found = evaluate(drawn(group=["p1"] * 90), resamples=200)
     assert found["intervals"] == {} and found["bootstrap"]["resamples"] == 0
-    assert "All scored images are of one patient: there is no interval." in found["notes"]
+    assert "A single patient was scored: there is no interval." in found["notes"]
     assert found["sites"]["berlin"]["accuracy_interval"] is None
     alone = evaluate(planted([0], [[0.7, 0.2, 0.1]]), resamples=200)
-    assert "Only one image was scored: there is no interval." in alone["notes"]
+    assert "A single image was scored: there is no interval." in alone["notes"]
 
 
 def test_a_single_class_has_no_auroc_and_says_so() -> None:

@@ -19,8 +19,7 @@ from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import fingerprint, read_table
 from patchgen.fit.calibrate import calibrate, calibration_images
-from patchgen.fit.choose import Choice, choose
-from patchgen.fit.expect import Expected, expect
+from patchgen.fit.expect import Choice, Expected, choose, expect
 from patchgen.fit.plan import Plan, check_models, check_readable, estimate, label_of, measure, within
 from patchgen.methods import method_class
 from patchgen.predict.card import comparison_sentence

@@ -188,9 +188,6 @@ def _patients(answers: Answers) -> dict[str, Any] | None:
     return {**patient_scores(names, label, probabilities), "each": lines}
 
 
-# Intervals
-
-
 def units(answers: Answers) -> tuple[np.ndarray, str]:
     """(N,) units of the bootstrap, as 0 .. K-1, and their name: patients, or images if no group is known."""
     group = answers.table.group
@@ -256,59 +253,39 @@ def bootstrap(
     return spans
 
 
-# What a reader must know
-
-
 def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
-    """Sentences for the page, the terminal and the JSON file."""
-    counts, notes = results["images"], [expected_line(results["expected"])] if results["expected"] else []
-    if counts["unknown_class"]:
-        notes.append(
-            f"Left out: images of classes that the model does not know ({', '.join(counts['unknown_classes'])}), "
-            f"{counts['unknown_class']:,}; counted as wrong, they make the accuracy {float(whole.right.mean()):.3f}."
-        )
-    if counts["unlabelled"]:
-        notes.append(f"Left out: images without a label, {counts['unlabelled']:,}.")
-    if counts["unreadable"]:
-        notes.append(f"Left out, and named below: images that cannot be read, {counts['unreadable']:,}.")
-    if missing := [name for name, values in results["per_class"].items() if not values["images"]]:
-        notes.append(
-            f"No image is of class {', '.join(missing)}: its recall, AUROC and average precision are empty, and means "
-            "over classes leave it out."
-        )
-    notes += [f"{METRICS[name]} is undefined: {reason}." for name, reason in results["undefined"].items()]
-    if len(known.rows) > 1 and float(np.ptp(known.probabilities, axis=0).max()) < SAME:
-        notes.append(
-            "All images get the same probabilities, as identical images do: confidence, calibration and the share "
-            "unlike training mean nothing here."
-        )
-    notes += _interval_notes(results["bootstrap"])
-    if again := [site for site in results["sites"] if site in trained_on]:
-        notes.append(
-            f"The model was trained on sites of the same name ({', '.join(again)}): if the images are the same, "
-            "their scores are too optimistic."
-        )
-    return notes
-
-
-def _interval_notes(facts: dict[str, Any]) -> list[str]:
-    count, unit = facts["units"], facts["unit"]
-    if count < 2:
-        alone = "All scored images are of one patient" if unit == "patients" else "Only one image was scored"
-        return [f"{alone}: there is no interval."]
-    if not facts["resamples"]:
-        return ["No intervals: --resamples 0."]
-    notes = [f"Intervals are 95 % percentile intervals of {facts['resamples']:,} resamples over {count:,} {unit}."]
-    if unit == "images":
-        notes.append(
-            "No patient or slide is known, so images are resampled as if they were independent; if several show one "
-            "patient, the true intervals are wider. The column group of a manifest names patients."
-        )
-    elif count < FEW_PATIENTS:
-        notes.append(f"{count} patients are few: the intervals are rough, and probably too narrow.")
-    if not facts["resamples_ranked"]:
-        notes.append("AUROC and average precision have no interval: too many images and classes for the resamples.")
-    return notes
+    """What a reader must know: sentences for the page, the terminal and the JSON file."""
+    counts, facts = results["images"], results["bootstrap"]
+    units, unit, resamples, several = facts["units"], facts["unit"], facts["resamples"], facts["units"] > 1
+    missing = [name for name, values in results["per_class"].items() if not values["images"]]
+    again = [site for site in results["sites"] if site in trained_on]
+    same = len(known.rows) > 1 and float(np.ptp(known.probabilities, axis=0).max()) < SAME
+    said = [  # (when, what)
+        (counts["unknown_class"], "Left out: images of classes that the model does not know "
+         f"({', '.join(counts['unknown_classes'])}), {counts['unknown_class']:,}; counted as wrong, they make the "
+         f"accuracy {float(whole.right.mean()):.3f}."),
+        (counts["unlabelled"], f"Left out: images without a label, {counts['unlabelled']:,}."),
+        (counts["unreadable"], f"Left out, and named below: images that cannot be read, {counts['unreadable']:,}."),
+        (missing, f"No image is of class {', '.join(missing)}: its recall, AUROC and average precision are empty, and "
+         "means over classes leave it out."),
+        *((True, f"{METRICS[name]} is undefined: {reason}.") for name, reason in results["undefined"].items()),
+        (same, "All images get the same probabilities, as identical images do: confidence, calibration and the share "
+         "unlike training mean nothing here."),
+        (not several, f"A single {unit.removesuffix('s')} was scored: there is no interval."),
+        (several and not resamples, "No intervals: --resamples 0."),
+        (resamples, f"Intervals are 95 % percentile intervals of {resamples:,} resamples over {units:,} {unit}."),
+        (resamples and unit == "images", "No patient or slide is known, so images are resampled as if they were "
+         "independent; if several show one patient, the true intervals are wider. The column group of a manifest names "
+         "patients."),
+        (resamples and unit == "patients" and units < FEW_PATIENTS,
+         f"{units} patients are few: the intervals are rough, and probably too narrow."),
+        (resamples and not facts["resamples_ranked"],
+         "AUROC and average precision have no interval: too many images and classes for the resamples."),
+        (again, f"The model was trained on sites of the same name ({', '.join(again)}): if the images are the same, "
+         "their scores are too optimistic."),
+    ]  # fmt: skip
+    first = [expected_line(results["expected"])] if results["expected"] else []
+    return first + [sentence for when, sentence in said if when]
 
 
 def most_wrong(answers: Answers, count: int) -> np.ndarray:

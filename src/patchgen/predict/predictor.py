@@ -123,7 +123,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how:
     if is_model_folder(path):
         return read_model(path, **how).predictor
     if not (Path(path) / "config.yaml").is_file():
-        raise ValueError(f"{path} is not a run folder of `patchgen train`, and not a model folder of `patchgen fit`")
+        raise ValueError(f"{path} is not a run folder (it has no config.yaml) and not a model folder: check the path")
     return load_run(path, checkpoint, **how)
 
 

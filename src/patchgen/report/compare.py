@@ -1,6 +1,6 @@
 """What `patchgen compare` prints: accuracy by unseen domain, other scores, masks, and a conclusion in sentences.
 
-The rule of the verdict is that of `fit/choose.py`: the mean difference over unseen domains must exceed the variation
+The rule of the verdict is that of `fit/expect.py`: the mean difference over unseen domains must exceed the variation
 between domains and the sampling error of the images; the level of 5 % is shared by all comparisons. Runs record
 accuracies, not single images, so the images count as unpaired, which is stricter.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.fit.choose import LEVEL, reach
+from patchgen.fit.expect import LEVEL, reach
 from patchgen.report.render import plain_markdown
 from patchgen.report.table import Best, Column, Entry, Grid, Line, best_runs, fill, gather, unequal_terms
 from patchgen.runs.folder import RunFolder
@@ -180,7 +180,7 @@ def _sentence(other: str, best: np.ndarray, rival: np.ndarray, images: np.ndarra
     """`best` and `rival` are accuracies, `images` the images of each unseen domain."""
     differences = best - rival
     shares = (np.stack([best, rival]) * images + 1) / (images + 2)  # Laplace's rule: variances above 0 at 0 and 100 %
-    needed = reach(differences, [*(shares * (1 - shares) / images).sum(0)], level)
+    needed = reach(differences, (shares * (1 - shares) / images).sum(0), 1 - level) / len(differences) ** 0.5
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
     text = f"Against {other}: {round(differences @ images)} of {images.sum():,} images apart, {count}"
     if math.isinf(needed):
