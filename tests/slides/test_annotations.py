@@ -104,7 +104,8 @@ def test_derived_classes_collections_and_crossing_polygons(file: Path) -> None:
     [
         ("no json", "is not readable GeoJSON"),
         ({"type": "Topology"}, "labels nothing (1 x shape None)"),
-        ([1], "is no GeoJSON of features"),
+        (1, "is no GeoJSON of features"),
+        ([1], "feature 1 is not a polygon"),
         ({"type": "FeatureCollection", "features": []}, "labels nothing (no feature)"),
         ([feature(None, "Polygon", [SQUARE])], "labels nothing (1 x no class)"),
         ([feature("x", "Polygon", [[[0, 0], [1, 1]]])], "feature 1 is not a polygon"),

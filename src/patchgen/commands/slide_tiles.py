@@ -114,9 +114,9 @@ def cut_tiles(arguments: TilesArguments) -> int:
     check_bounds(arguments, overlap="[0, 1)", min_label="(0.5, 1]")
     slides = arguments.find_slides()
     from patchgen.slides.cut import MANIFEST, SUMMARY, write_manifest, write_summary
-    from patchgen.slides.plan import find_annotations, make_plan, read_labels
+    from patchgen.slides.plan import find_annotations, make_plan, read_rows
 
-    labels = read_labels(arguments.labels) if arguments.labels else {}
+    labels = read_rows(arguments.labels) if arguments.labels else {}
     plan = make_plan(
         slides, find_annotations(arguments.annotations), labels, classes=arguments.classes, ignore=arguments.ignore,
         outside=arguments.outside,

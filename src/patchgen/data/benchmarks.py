@@ -136,8 +136,8 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-_ENTRIES = _tuples(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
-BENCHMARKS = {name: Benchmark(name, **fields) for name, fields in _ENTRIES.items()}
+with Path(__file__).with_suffix(".toml").open("rb") as _stream:
+    BENCHMARKS = {name: Benchmark(name, **_tuples(fields)) for name, fields in tomllib.load(_stream).items()}
 plugins.open_table("datasets", BENCHMARKS)
 
 

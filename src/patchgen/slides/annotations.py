@@ -1,18 +1,14 @@
 """Manual annotations as exported by QuPath: GeoJSON polygons with the name of a class.
 
-    classes, ignored = summarise("biopsy.geojson")           # {"tumour": 3}, Counter({"no class": 1})
-    shares(boxes, "biopsy.geojson")                          # [({"tumour": 0.75, "stroma": 0.25}, 1.0), ...]
-
-Coordinates are pixels of level 0. Polygons may have holes and several parts; self-intersecting ones are repaired.
-Overlapping shapes of one class count once. Features that are not areas (points, lines), not annotations (cells, tiles)
-or have no class are ignored and counted. QuPath's classes with a trailing `*`, such as `Ignore*`, are ignored too.
+Coordinates are pixels of level 0; self-intersecting polygons are repaired. Features that are not areas, not annotations
+(cells, tiles) or have no class are ignored and counted, as are QuPath's classes with a trailing `*`.
 
 A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits.
 """
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +36,7 @@ Shapes = dict[str, list["BaseGeometry"]]  # by class
 
 def summarise(path: str | Path) -> tuple[dict[str, int], Counter[str]]:
     """The number of areas of each class, and how many features are ignored for which reason."""
-    answer, _ = _ask(path, {}, SECONDS)
+    answer, _ = _ask(path, {})
     return answer["classes"], Counter(answer["ignored"])
 
 
@@ -51,22 +47,21 @@ def shares(
 
     The coordinates of the shapes start at the level-0 pixel `origin`.
     """
-    request = {"boxes": boxes, "ignore": sorted(ignore), "origin": origin}
-    answer, _ = _ask(path, request, SECONDS + BOX_SECONDS * len(boxes))
+    answer, _ = _ask(path, {"boxes": boxes, "ignore": sorted(ignore), "origin": origin})
     return [(by_class, covered) for by_class, covered in answer["shares"]]
 
 
 def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, float]) -> np.ndarray:
     """All areas of a file as a picture (height, width) bool of `scale` level-0 pixels per pixel, in x and y."""
-    _, data = _ask(path, {"size": size, "scale": scale}, SECONDS)
+    _, data = _ask(path, {"size": size, "scale": scale})
     return np.frombuffer(data, np.uint8).reshape(size[1], size[0]) > 0
 
 
-def _ask(path: str | Path, request: dict[str, Any], seconds: float) -> Message:
+def _ask(path: str | Path, request: dict[str, Any]) -> Message:
     if find_spec("shapely") is None:
         raise ValueError(INSTALL)
     refuse_pipe(Path(path))
-    with closing(Child(__name__, seconds)) as child:
+    with closing(Child(__name__, SECONDS + BOX_SECONDS * len(request.get("boxes", ())))) as child:
         try:
             return child.ask({"read": str(path), **request})
         except ChildError as error:
@@ -82,10 +77,9 @@ def _ask(path: str | Path, request: dict[str, Any], seconds: float) -> Message:
 
 
 def _answer(request: dict[str, Any], _: bytes) -> Message:
-    """Answers `summarise`, `shares` and `drawn_mask`."""
     shapes, ignored = read_shapes(request["read"], any_class="size" in request)
     if "size" in request:
-        return {}, _draw(shapes, tuple(request["size"]), tuple(request["scale"]))
+        return {}, _draw(shapes, tuple(request["size"]), request["scale"])
     if "boxes" in request:
         used = {name: parts for name, parts in shapes.items() if name not in request["ignore"]}
         return {"shares": _shares(used, request["boxes"], request["origin"])}, b""
@@ -96,8 +90,7 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Coun
     """The shapes of a file, with `any_class` also those without one, and the ignored features by the reason."""
     from shapely.errors import ShapelyError
 
-    shapes: Shapes = {}
-    ignored: Counter[str] = Counter()
+    shapes, ignored = Shapes(), Counter[str]()
     for number, feature in enumerate(_features(Path(path)), 1):
         try:
             properties, geometry = feature.get("properties") or {}, feature.get("geometry") or {}
@@ -133,7 +126,7 @@ def _features(path: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
     features = content.get("features", [content]) if isinstance(content, dict) else content
-    if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
+    if not isinstance(features, list):
         raise ValueError(f"{path} is no GeoJSON of features, found {shortly(features)}")
     if data.count(b"[") > MOST_POINTS:  # each point is a list
         raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
@@ -153,15 +146,15 @@ def _area(geometry: dict[str, Any]) -> "BaseGeometry":
     return whole
 
 
-def _shares(shapes: "Mapping[str, list[BaseGeometry]]", boxes: Sequence[Box], origin: Sequence[float]) -> list[Share]:
+def _shares(shapes: Shapes, boxes: Sequence[Box], origin: Sequence[float]) -> list[Share]:
     """Of each box the share in every class that covers any of it, and in any class."""
     import shapely
     from shapely.affinity import translate
 
-    trees = {}
-    for name, parts in shapes.items():
-        whole = translate(shapely.union_all(parts), *origin)  # parts that overlap count once
-        trees[name] = shapely.STRtree([part for part in getattr(whole, "geoms", [whole]) if part.area])
+    wholes = {
+        name: translate(shapely.union_all(parts), *origin) for name, parts in shapes.items()
+    }  # overlaps count once
+    trees = {name: shapely.STRtree([p for p in shapely.get_parts(whole) if p.area]) for name, whole in wholes.items()}
     shares: list[Share] = []
     for box in boxes:
         area, by_class, pieces = shapely.box(*box), {}, []
@@ -170,12 +163,11 @@ def _shares(shapes: "Mapping[str, list[BaseGeometry]]", boxes: Sequence[Box], or
             if covered := float(shapely.area(inside).sum()):
                 by_class[name] = min(1.0, covered / area.area)
                 pieces.extend(inside)
-        covered = min(1.0, float(shapely.union_all(pieces).area / area.area)) if pieces else 0.0
-        shares.append((by_class, covered))
+        shares.append((by_class, min(1.0, float(shapely.union_all(pieces).area / area.area))))
     return shares
 
 
-def _draw(shapes: "Mapping[str, list[BaseGeometry]]", size: tuple[int, int], scale: tuple[float, float]) -> bytes:
+def _draw(shapes: Shapes, size: tuple[int, int], scale: Sequence[float]) -> bytes:
     """The shapes as a picture of bytes 0 and 1, row by row."""
     import shapely
     from PIL import Image, ImageDraw

@@ -1,13 +1,8 @@
 """Many slides at a glance: a CSV with a row per slide or patient, and one page with their thumbnails and maps.
 
-    page = write_cohort(out, [out / "a", out / "b"], {"c.svs": "cannot use slide c.svs: ..."}, {"a.svs": "patient-1"})
-
-Everything comes from the finished folders of the slides, so it can be regenerated at any time. The numbers are means
-and shares over tiles, not a diagnosis of the patient.
-
-Neighbouring tiles are alike, so an interval from single tiles would be far too narrow: blocks of `BLOCK` x `BLOCK`
-tiles are resampled (bootstrap, 95 %). It says how much the number depends on which of the tissue was scanned, not
-whether the model is right.
+Everything comes from the finished folders of the slides. Neighbouring tiles are alike, so an interval from single tiles
+would be far too narrow: blocks of `BLOCK` x `BLOCK` tiles are resampled (bootstrap, 95 %). It says how much the number
+depends on which of the tissue was scanned, not whether the model is right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,8 +76,8 @@ class SlideSummary:
     tissue: float  # square millimetres
     classes: tuple[str, ...]
     rates: Rates
-    unlike: float | None  # share of the tiles that are unlike the training images
-    mask: float | None  # mean of the selection mask
+    unlike: float  # share of the tiles that are unlike the training images; NaN if the model does not say
+    mask: float  # mean of the selection mask; NaN without one
     maps: dict[str, str]  # what -> picture
 
 
@@ -90,15 +85,10 @@ def summarise(folder: Path) -> SlideSummary:
     """The summary of a finished slide's folder."""
     facts, tiles = read_json(folder / "slide.json"), read_tiles(folder / "tiles.csv")
     classes, area = tuple(facts["classes"]), (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
-    unlike, mask = (
-        float(tiles[name].astype(float).mean()) if tiles[name].notna().any() else None
-        for name in ("unlike_training", "mask")
-    )
-    maps = {name: files[0] for name, files in facts["files"].items()}
-    tissue = float(tiles["tissue"].sum()) * area
-    return SlideSummary(
-        folder, facts["slide"], facts["model"], tissue, classes, rates(tiles, classes), unlike, mask, maps
-    )
+    unlike, mask = (tiles[name].astype(float).mean() for name in ("unlike_training", "mask"))
+    maps, tissue = {name: files[0] for name, files in facts["files"].items()}, tiles["tissue"].sum() * area
+    slide, model = facts["slide"], facts["model"]
+    return SlideSummary(folder, slide, model, tissue, classes, rates(tiles, classes), unlike, mask, maps)
 
 
 def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
@@ -136,15 +126,15 @@ def write_cohort(
     return write_page(out / PAGE, _page(slides, failed, pooled))
 
 
-def _numbers(rate: Rates) -> list[str]:
-    return ["" if np.isnan(value) else f"{value:.6f}" for value in [*rate.values.flat, *rate.interval.flat]]
+def _numbers(rate: Rates, *more: float) -> list[str]:
+    numbers = [*more, *rate.values.flat, *rate.interval.flat]
+    return ["" if np.isnan(value) else f"{value:.6f}" for value in numbers]
 
 
 def _cells(slide: SlideSummary) -> list[str]:
     rates = slide.rates
-    optional = ["" if value is None else f"{value:.6f}" for value in (slide.mask, slide.unlike)]
-    about = [slide.slide, slide.folder.name, str(rates.tiles), f"{slide.tissue:.4f}"]
-    return [*about, slide.classes[rates.best], f"{rates.values[0, rates.best]:.6f}", *optional, *_numbers(rates)]
+    about = [slide.slide, slide.folder.name, str(rates.tiles), f"{slide.tissue:.4f}", slide.classes[rates.best]]
+    return [*about, *_numbers(rates, rates.values[0, rates.best], slide.mask, slide.unlike)]
 
 
 def _page(

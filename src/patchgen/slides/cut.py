@@ -1,13 +1,9 @@
 """Cut a slide into labelled tiles for training, from tissue with unambiguous annotations.
 
-    cut_slide(folder, slide="a.svs", annotation="a.geojson", label="", settings={...}, result="TILES/images/a")
-
 A tile takes the class that covers at least `min_label` of it, if all others together cover no more than the rest;
-tissue outside every annotation counts as a separate class. A tile without such a class is ambiguous and left out. The
-folder of a slide gets its name when it is complete: PNG files, `tiles.csv` and `slide.json`.
+tissue outside every annotation counts as a separate class. A tile without such a class is ambiguous and left out.
 """
 
-import csv
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchgen.common.files import refuse_links, replacing_folder, write_csv, write_text
+from patchgen.common.files import read_csv, refuse_links, replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
@@ -55,7 +51,7 @@ def cut_slide(
 ) -> None:
     """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label.
 
-    The claim's folder is not used, because cutting a slide takes only minutes.
+    The folder for partial results is not used, because cutting a slide takes only minutes.
     """
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:
@@ -92,8 +88,7 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
         was = read_json(file)
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); remove it with its results, or choose another --out") from error
-    changed = [name for name, value in settings.items() if was.get(name) != value]
-    if changed:
+    if changed := [name for name, value in settings.items() if was.get(name) != value]:
         change = f"{changed[0]} {shortly(was.get(changed[0]))}, now {shortly(settings[changed[0]])}"
         place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
         raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
@@ -101,13 +96,11 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
 
 def write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSettings) -> int:
     """All tiles of the slides that are cut, with their scale, which models remember; returns how many."""
-    rows, scale = [], (f"{settings.mpp:g}", str(settings.tile))
+    rows, scale = list[tuple[str, ...]](), (f"{settings.mpp:g}", str(settings.tile))
     for slide in slides:
-        with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
-            rows += [
-                (f"{IMAGES}/{slide.folder}/{tile['file']}", slide.domain, tile["label"], slide.group, *scale)
-                for tile in csv.DictReader(stream)
-            ]
+        folder = f"{IMAGES}/{slide.folder}"
+        for _, tile in read_csv(out / folder / TILES)[1]:
+            rows.append((f"{folder}/{tile['file']}", slide.domain, tile["label"], slide.group, *scale))
     if rows:
         write_csv(out / MANIFEST, ("path", "domain", "label", "group", "mpp", "tile"), rows)
     return len(rows)
@@ -121,20 +114,12 @@ def write_summary(out: Path, plan: TilesPlan, failures: Mapping[str, str]) -> di
     for slide in plan.slides:
         error, counts = failures.get(str(slide.path), ""), Counter[str]()
         if not error:
-            counts.update(_counts(out / IMAGES / slide.folder / DESCRIPTION))
+            counts.update(read_json(out / IMAGES / slide.folder / DESCRIPTION)["counts"])
             sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
         rows.append([str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error])
     header = ["slide", "domain", "group", *plan.classes, "ambiguous", "outside", "error"]
     write_csv(out / SUMMARY, header, rows, people=True)
     return {site: [str(counts[name]) for name in ("slides", *names)] for site, counts in sites.items()}
-
-
-def _counts(file: Path) -> dict[str, int]:
-    """Tiles of each class, as the folder of a slide says."""
-    counts = read_json(file).get("counts")
-    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
-        raise ValueError(f"{file} has no counts of tiles; remove {file.parent}, and the same command cuts it again")
-    return counts
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
@@ -169,8 +154,7 @@ def _write_tiles(
 ) -> None:
     """Write one PNG per tile, and their list."""
 
-    def write(tile: tuple[Window, str, float]) -> tuple[str, ...]:
-        window, label, share = tile
+    def write(window: Window, label: str, share: float) -> tuple[str, ...]:
         (x, y), (width, height) = window.corner, grid.step
         left, top, right, bottom = (round(n) for n in (x, y, x + width, y + height))
         name = f"x{left}_y{top}.png"
@@ -179,4 +163,4 @@ def _write_tiles(
         return name, label, *place, f"{window.tissue:.4f}", f"{share:.4f}"
 
     with ThreadPoolExecutor(DECODERS) as pool:
-        write_csv(folder / TILES, COLUMNS, pool.map(write, tiles))
+        write_csv(folder / TILES, COLUMNS, pool.map(write, *zip(*tiles, strict=True)))

@@ -1,12 +1,7 @@
 """Tile predictions as maps of the slide, and as GeoJSON.
 
-    tiles = read_tiles(file)
-    maps = collect_maps(tiles, grid, classes)                         # {"p tumour": (rows, columns), ...}
-    write_map(out / "tumour", "p tumour", maps["p tumour"], grid, small, slide.mpp)
-    write_geojson(out / "tiles.geojson", tiles, classes)
-
-A map has one value per tile, colours fixed to 0..1, and is empty without tissue. It is drawn in squares, without
-smoothing, which would suggest a finer resolution.
+A map has one value per tile, colours fixed to 0..1, and is drawn without smoothing, which would suggest a finer
+resolution.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,11 +84,7 @@ def overlay(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Im
 
 
 def write_geojson(path: str | Path, tiles: pd.DataFrame, classes: Sequence[str]) -> None:
-    """A feature per tile: its square, class, colour, and all numbers, written one by one.
-
-    QuPath (0.4 and newer) imports the file by drag and drop. The format is meant for geographic coordinates, but QuPath
-    reads pixels of level 0.
-    """
+    """A feature per tile: its square in pixels of level 0, as QuPath reads it, class, colour, and all numbers."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
         stream.write('{"type": "FeatureCollection", "features": [')
         for i, row in enumerate(tiles.itertuples(index=False, name=None)):
@@ -110,13 +101,10 @@ def _feature(tile: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     optional = {"mask mean": tile["mask"], "unlike training": tile["unlike_training"]}
     measurements |= {name: float(value) for name, value in optional.items() if not pd.isna(value)}
     colour = CLASS_COLOURS[list(classes).index(tile["label"]) % len(CLASS_COLOURS)]
+    classification = {"name": tile["label"], "color": list(colour)}
     ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
     return {
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [ring]},
-        "properties": {
-            "objectType": "tile",
-            "classification": {"name": tile["label"], "color": list(colour)},
-            "measurements": measurements,
-        },
+        "properties": {"objectType": "tile", "classification": classification, "measurements": measurements},
     }

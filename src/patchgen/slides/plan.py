@@ -1,12 +1,8 @@
-"""Find slides and their annotations, labels, sites and patients.
-
-    slides = find_slides(["slides/site_a", "more/b.svs"])
-    plan = make_plan(slides, find_annotations(["annotations"]), read_labels("slides.csv"))
-    plan.slides[0].domain, plan.classes
+"""Find slides and their annotations, labels, sites and patients, before the first slide is opened.
 
 An annotation belongs to the slide with the same name: `b.geojson` or `b.svs.geojson` to `b.svs`. The site is the column
 `domain` of the CSV file, else the folder of the slide; the group is the column `group` (or `patient`), else the
-slide itself. All of it is checked before the first slide is opened.
+slide itself.
 """
 
 import re
@@ -58,32 +54,26 @@ def find_slides(words: Sequence[str]) -> list[Path]:
 def find_annotations(words: Sequence[str]) -> list[Path]:
     files = _files(words, GEOJSON, "hold no .geojson file for --annotations")
     if missing := [file for file in files if not file.is_file()]:
-        fix = "QuPath writes one with File > Export objects"
-        raise ValueError(f"--annotations: {printable(missing[0])} does not exist; {fix}")
+        raise ValueError(f"--annotations: {printable(missing[0])} does not exist; export it from QuPath")
     return files
 
 
 def _files(words: Sequence[str], endings: tuple[str, ...], rule: str) -> list[Path]:
     files: dict[Path, None] = {}
     for path in map(expanded, words):
-        below = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in endings and file.is_file()]
-        visible = [file for file in below if not file.name.startswith(".")]
-        if path.is_dir() and not visible:
+        named = [file for file in sorted(path.rglob("[!.]*")) if file.suffix.lower() in endings and file.is_file()]
+        if path.is_dir() and not named:
             raise ValueError(f"the folder {printable(path)} and its sub-folders {rule}")
-        files |= dict.fromkeys(visible if path.is_dir() else [path])
+        files |= dict.fromkeys(named if path.is_dir() else [path])
     return list(files)
-
-
-def read_labels(path: str | Path) -> Rows:
-    return _read_rows(path, "--labels", ("label", "domain", *GROUP))
 
 
 def read_patients(path: str | Path) -> dict[str, str]:
     """The patient of each slide, by its name in the file."""
-    return {slide: _group(cells) or slide for slide, cells in _read_rows(path, "--patients", GROUP).items()}
+    return {slide: _group(cells) or slide for slide, cells in read_rows(path, "--patients", GROUP).items()}
 
 
-def _read_rows(path: str | Path, option: str, columns: Sequence[str]) -> Rows:
+def read_rows(path: str | Path, option: str = "--labels", columns: Sequence[str] = ("label", "domain", *GROUP)) -> Rows:
     file = expanded(path)
     if not file.is_file():
         raise ValueError(f"{option}: there is no file {printable(path)}")
@@ -114,8 +104,7 @@ def make_plan(
 
     `outside` is the label of tissue outside all annotations.
     """
-    annotation_of = _match(slides, annotations)
-    plan = TilesPlan([], [], [], Counter())
+    annotation_of, plan = _match(slides, annotations), TilesPlan([], [], [], Counter())
     places: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
         cells = labels.get(path.name) or labels.get(path.stem) or {}

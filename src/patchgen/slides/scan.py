@@ -1,15 +1,11 @@
 """Predict the tiles of a slide in batches, into a resumable CSV file.
 
-    scan(predictor, slide, grid, windows, Path("tiles.csv"))  # appends; a second call predicts only the missing tiles
-    tiles = read_tiles(Path("tiles.csv"))                     # a row per tile
-
-While predicting, memory holds two batches, whatever the slide's size. A resumed pass uses the same batches as an
-uninterrupted one, and so produces the same file.
+A resumed pass uses the same batches as an uninterrupted one, and so produces the same file.
 """
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +27,15 @@ def scan(
     tick: Tick = None,
 ) -> None:  # fmt: skip
     """Predict the tiles missing from `file`, and append them batch by batch."""
-    header = _csv([[*COLUMNS, *(f"p_{name}" for name in predictor.classes)]])
-    done = _resume(file, header.encode(), windows, batch)
+    header = io.StringIO()
+    csv.writer(header, lineterminator="\n").writerow([*COLUMNS, *(f"p_{name}" for name in predictor.classes)])
+    done = _resume(file, header.getvalue().encode(), windows, batch)
     if tick and done:
         tick(done)
     with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
+        writer = csv.writer(stream, lineterminator="\n")
         for part, pixels in read_batches(slide, grid, windows[done:], predictor, batch, tick):
-            stream.write(_csv(_row(*pair, grid) for pair in zip(part, predictor.score(pixels), strict=True)))
+            writer.writerows(_row(*pair, grid) for pair in zip(part, predictor.score(pixels), strict=True))
             stream.flush()
 
 
@@ -67,12 +65,6 @@ def _row(window: Window, prediction: Prediction, grid: TileGrid) -> list[Any]:
         window.column, window.row, left, top, right - left, bottom - top, f"{window.tissue:.4f}", prediction.label,
         f"{prediction.confidence:.6f}", mask, unlike, *(f"{p:.6f}" for p in prediction.probabilities),
     ]  # fmt: skip
-
-
-def _csv(rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _resume(file: Path, header: bytes, windows: Sequence[Window], batch: int) -> int:

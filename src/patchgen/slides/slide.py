@@ -1,11 +1,5 @@
 """A whole slide as one picture of known scale, from which any area can be read at any size, and its grid of tiles.
 
-    with open_slide("biopsy.svs") as slide:
-        pixels = slide.read((x, y), (448, 448), (224, 224))     # level-0 corner and extent -> (224,224,3) uint8
-        grid = make_grid(slide, mpp=0.5, tile=224)              # tiles of 112 microns, edge to edge
-        grid.box(column=3, row=1)                               # left, top, right, bottom in pixels of level 0
-        small = thumbnail(slide, grid)                          # grid.cell pixels per tile: a block of it is a tile
-
 Coordinates are pixels of level 0, the slide's full resolution, counted from its upper left corner. OpenSlide runs in a
 child process: if a forged slide makes it crash or hang, only that slide is lost.
 """
@@ -41,7 +35,7 @@ SLACK = 1.01  # a level that is a little too coarse (scanners round) still count
 
 
 class UnreadableSlide(ValueError):
-    """A slide that cannot be used; the message names the slide, the reason and the fix."""
+    """A slide that cannot be used; the reason ends with the fix."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"cannot use slide {path}: {reason}")
@@ -62,10 +56,9 @@ def open_slide(path: str | Path, mpp: float | None = None) -> "Slide":
     `mpp`, microns per pixel of level 0, overrides the value in the file.
     """
     require_openslide()
-    if not Path(path).exists():
-        raise UnreadableSlide(path, "there is no such file")
     if not Path(path).is_file():
-        raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
+        reason = "is a folder, pipe or device, and a slide is a file" if Path(path).exists() else "does not exist"
+        raise UnreadableSlide(path, f"it {reason}")
     with ExitStack() as on_error:
         child = Child(__name__, SECONDS, SLIDE_SECONDS)
         on_error.callback(child.close)
@@ -75,17 +68,16 @@ def open_slide(path: str | Path, mpp: float | None = None) -> "Slide":
             raise UnreadableSlide(path, f"OpenSlide says: {error}; for a plain image use `predict`") from error
         except ChildDied as error:
             raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
-        _check_tiles(path, facts["properties"])
+        for name, value in facts[
+            "properties"
+        ].items():  # OpenSlide kills its process if a tile does not fit into memory
+            if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
+                raise UnreadableSlide(
+                    path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged"
+                )
         slide = Slide(Path(path), child, facts, (mpp, mpp) if mpp else _stated_mpp(path, facts["properties"]))
         on_error.pop_all()
     return slide
-
-
-def _check_tiles(path: str | Path, properties: dict[str, str]) -> None:
-    """OpenSlide kills its process if a tile of the claimed size does not fit into memory: report it instead."""
-    for name, value in properties.items():
-        if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
-            raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
 
 
 def _stated_mpp(path: str | Path, properties: dict[str, str]) -> tuple[float, float]:
@@ -171,7 +163,6 @@ class TileGrid:
     cell: int  # pixels per tile in the thumbnail and in maps
 
     def corner(self, column: float, row: float) -> tuple[float, float]:
-        """Upper left corner in level-0 pixels."""
         return column * self.step[0], row * self.step[1]
 
     def box(self, column: int, row: int) -> tuple[int, int, int, int]:
@@ -189,11 +180,9 @@ class TileGrid:
 def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
     """Tiles of `tile` pixels at `mpp` microns per pixel."""
     if max(slide.mpp) > FINER * mpp:
-        raise UnreadableSlide(
-            slide.path,
-            f"it has {max(slide.mpp):.3g} microns a pixel, too coarse for --mpp {mpp:g}; use a model trained at that "
-            "resolution and ask for it, or give --mpp-slide where the file is wrong",
-        )
+        reason = f"it has {max(slide.mpp):.3g} microns a pixel, too coarse for --mpp {mpp:g}"
+        fix = "use a model trained at that resolution, or give --mpp-slide where the file is wrong"
+        raise UnreadableSlide(slide.path, f"{reason}; {fix}")
     step = tile * mpp / slide.mpp[0], tile * mpp / slide.mpp[1]
     columns, rows = (math.ceil(n / s - 1e-9) for n, s in zip(slide.size, step, strict=True))
     check_count(slide, columns, rows)
@@ -204,12 +193,10 @@ def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
 def check_count(slide: Slide, columns: int, rows: int) -> None:
     """Reject a slide of more tiles than any scanner makes, which would never end."""
     if max(columns, rows) > LONGEST or columns * rows > MOST_TILES:
-        raise UnreadableSlide(
-            slide.path,
-            f"it claims {slide.size[0]:,} x {slide.size[1]:,} pixels, {columns * rows:,} tiles, at most "
-            f"{MOST_TILES:,} and {LONGEST:,} on a side: the file is damaged or forged, or --mpp-slide or --tile is "
-            "wrong",
-        )
+        claim = f"{slide.size[0]:,} x {slide.size[1]:,} pixels, {columns * rows:,} tiles"
+        most = f"at most {MOST_TILES:,} and {LONGEST:,} on a side"
+        reason = "the file is damaged or forged, or --mpp-slide or --tile is wrong"
+        raise UnreadableSlide(slide.path, f"it claims {claim}, {most}: {reason}")
 
 
 def thumbnail(slide: Slide, grid: TileGrid) -> np.ndarray:
@@ -229,15 +216,15 @@ def _answer_requests() -> None:
     """What runs in the child: OpenSlide, for one slide."""
     from openslide import OpenSlide
 
-    slide: OpenSlide | None = None
+    slides: list[OpenSlide] = []
 
     def answer(request: dict[str, Any], _: bytes) -> Message:
-        nonlocal slide
-        if slide is None:
-            slide = OpenSlide(request["open"])
+        if "open" in request:
+            slides.append(slide := OpenSlide(request["open"]))
             sizes = {"dimensions": slide.dimensions, "level_downsamples": slide.level_downsamples}
             return {**sizes, "properties": dict(slide.properties)}, b""
-        return {}, slide.read_region(tuple(request["corner"]), request["level"], tuple(request["size"])).tobytes()
+        corner, size = tuple(request["corner"]), tuple(request["size"])
+        return {}, slides[0].read_region(corner, request["level"], size).tobytes()
 
     serve(answer, MEMORY)
 

@@ -1,15 +1,7 @@
 """Which part of a slide is tissue, by a function on its thumbnail or by the user's own mask, and its tiles.
 
-    grid, small, mask, windows = find_tiles(slide, mpp=0.5, tile=224, tissue="otsu", mask=None, min_tissue=0.5)
-
-The built-in function takes saturated colour on pale glass, by Otsu's threshold. A plug-in replaces it:
-
-    def dark(picture: np.ndarray, small: float) -> np.ndarray: ...         # (H, W, 3) uint8 -> (H, W) bool
-    TISSUE["dark"] = dark                                                  # patchgen slide ... --tissue dark
-
-Otsu (1979) splits a histogram so that the two classes are farthest apart. It always finds a split, so a floor prevents
-the noise of empty glass from counting as tissue; a slide that is tissue from edge to edge has no glass to compare with,
-and parts of it may be left out (docs/use/slides.md).
+The built-in function takes saturated colour on pale glass, by Otsu's threshold (1979). That always finds a split, so a
+floor prevents the noise of empty glass from counting as tissue. A plug-in adds its own function to `TISSUE`.
 """
 
 import hashlib
@@ -58,9 +50,8 @@ def _mask_of(slide: Path, mask: str | None) -> Path | None:
     if mask is None or expanded(mask).is_file():
         return expanded(mask) if mask else None
     names = [f"{name}{ending}" for ending in (*PICTURES, *SHAPES) for name in (slide.stem, slide.name)]
-    for name in names:
-        if (expanded(mask) / name).is_file():
-            return expanded(mask) / name
+    if files := [expanded(mask) / name for name in names if (expanded(mask) / name).is_file()]:
+        return files[0]
     raise UnreadableSlide(slide, f"--mask {mask} holds no {slide.stem}.png or {slide.stem}.geojson; add it")
 
 
@@ -78,11 +69,8 @@ def _read_mask(slide: Slide, grid: TileGrid, file: Path) -> np.ndarray:
     except (ValueError, OSError) as error:
         raise UnreadableSlide(slide.path, f"its mask {file} cannot be read ({error})") from error
     if abs(size[0] * slide.size[1] / (size[1] * slide.size[0]) - 1) > ASPECT:
-        raise UnreadableSlide(
-            slide.path,
-            f"its mask {file} has {size[0]} x {size[1]} pixels, another aspect than the slide's "
-            f"{slide.size[0]} x {slide.size[1]}; export it for the whole slide",
-        )
+        reason = f"its mask {file} has {size[0]} x {size[1]} pixels, another aspect than the slide's"
+        raise UnreadableSlide(slide.path, f"{reason} {slide.size[0]} x {slide.size[1]}; export it for the whole slide")
     mask[:height, :width] = pixels > 0
     return mask
 
@@ -166,7 +154,6 @@ def find_tiles(
     check_count(slide, *(math.ceil(n / (1 - overlap)) for n in (grid.columns, grid.rows)))
     windows = find_windows(inside, grid, min_tissue, overlap)
     if not windows:
-        raise UnreadableSlide(
-            slide.path, f"no tile has {min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
-        )
+        fix = "lower --min-tissue, or check --mpp and --tile"
+        raise UnreadableSlide(slide.path, f"no tile has {min_tissue:.0%} tissue; {fix}")
     return grid, small, inside, windows
