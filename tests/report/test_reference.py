@@ -187,7 +187,6 @@ def test_every_file_is_a_table() -> None:
 @pytest.mark.parametrize(
     ("name", "filters", "message"),
     [("mdg_gdc", {}, r"'mdg_gdc'; did you mean 'mdg_gcd'\? \(known: mdg, "),
-     ("mdg", {"metod": "ERM"}, r"no column of 'mdg' is 'metod'; did you mean 'method'\?"),
      ("mdg", {"method": "PatchGenn"}, r"no method in 'mdg' is 'PatchGenn'; did you mean 'PatchGen'\?")],
 )  # fmt: skip
 def test_unknown_names_get_a_suggestion(name: str, filters: dict[str, str], message: str) -> None:

@@ -49,7 +49,7 @@ def _show(grids: "Sequence[Grid]") -> None:
     for grid in grids:
         print(f"\n{printable(grid.title)}\n{printable(grid.setup)}")
         print_table(*to_terminal(grid))
-    if any(grid.is_best(entry) for grid in grids for line in grid.lines for entry in line.entries):
+    if any(grid.best for grid in grids):
         print(f"(best): {BEST}")
 
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from patchgen.config import Config
-from patchgen.report.reference import Row, find, find_paper
+from patchgen.report.reference import Row, find
 from patchgen.report.table import Column, Entry, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ROWS = {
     "1.1": "LP+LN (baseline B)", "1.2": "B + GMDG", "2.1": "B + static mask", "2.2": "B + channel mask",
@@ -38,7 +37,7 @@ def ablation_row(config: Config) -> str | None:
     return METHOD_ROWS.get(config.method)
 
 
-def ablation_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """Rows 1.1 to 3.5, data sets across, without and with SWAD; only if a row specific to the ablation was run."""
     for group in by_setup(scores[scores["task"] == "mdg"]):
         group = (
@@ -62,7 +61,7 @@ def ablation_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
         yield replace(grid, first="row", notes=(*grid.notes, PAPER_COLUMNS.format("DINOv2 ViT-L/14")))
 
 
-def _checkpoints(scores: "pd.DataFrame") -> dict[str, str]:
+def _checkpoints(scores: pd.DataFrame) -> dict[str, str]:
     """The columns without SWAD, and those with it if any run has it."""
     recorded = set(scores["checkpoint"])
     return {checkpoint: text for checkpoint, text in SWAD.items() if checkpoint in recorded}
@@ -71,7 +70,7 @@ def _checkpoints(scores: "pd.DataFrame") -> dict[str, str]:
 def _with_paper(entries: Sequence[Entry], columns: Sequence[Column], printed: Sequence[Row]) -> tuple[Entry, ...]:
     """The entries with the paper's numbers in its own columns."""
     pairs = zip(entries, columns, strict=True)
-    return tuple(Entry(paper=find_paper(printed, column)) if column.paper else entry for entry, column in pairs)
+    return tuple(Entry(paper=column.printed(printed)) if column.paper else entry for entry, column in pairs)
 
 
 # Sensitivity to loss weights and seeds (Table 10)
@@ -89,7 +88,7 @@ def weights_of(config: Config) -> Weights | None:
     return config.lambda_ms, config.lambda_sim, config.tau
 
 
-def sensitivity_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def sensitivity_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """One line per setting of the loss weights, one per seed, and the choice of source validation."""
     mdg = scores[scores["task"] == "mdg"]
     for group in by_setup(mdg.assign(weights=mdg["config"].map(weights_of)).dropna(subset="weights")):
@@ -97,11 +96,11 @@ def sensitivity_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
             yield _sensitivity_grid(group, part)
 
 
-def _sensitivity_grid(scores: "pd.DataFrame", part: str) -> Grid:
+def _sensitivity_grid(scores: pd.DataFrame, part: str) -> Grid:
     by_weights: dict[Any, pd.DataFrame] = dict(iter(scores.groupby("weights")))
     columns = _fold_columns(scores)
 
-    def line(label: str, block: str, of_line: "pd.DataFrame", setting: str = "", recipe: str = "") -> Line:
+    def line(label: str, block: str, of_line: pd.DataFrame, setting: str = "", recipe: str = "") -> Line:
         command = training_command(of_line, scores, recipe, columns) if recipe else lambda column: ""
         printed = [row for row in find("sensitivity") if row.setting == setting]
         return Line(label, _with_paper(fill(of_line, columns, part, command), columns, printed), block=block)
@@ -122,7 +121,7 @@ def _sensitivity_grid(scores: "pd.DataFrame", part: str) -> Grid:
     return replace(grid, first="setting", notes=(*grid.notes, PAPER_COLUMNS.format("TerraIncognita")))
 
 
-def _fold_columns(scores: "pd.DataFrame") -> list[Column]:
+def _fold_columns(scores: pd.DataFrame) -> list[Column]:
     """Every fold, their average, and the paper's average over TerraIncognita."""
     columns = []
     for checkpoint, text in _checkpoints(scores).items():

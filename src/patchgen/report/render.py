@@ -30,7 +30,7 @@ def _cells(
     for column, entry in zip(grid.columns, line.entries, strict=True):
         mark = missing or f"[{grid.commands.get(entry.command)}]"
         ours = escape(mark if entry.missing else grid.text(column, entry))
-        ours = best.format(ours) if grid.is_best(entry) else ours
+        ours = best.format(ours) if entry in grid.best else ours
         texts.append(" ".join(filter(None, (ours, paper.format(escape(entry.paper_text)) if entry.paper else ""))))
     return texts
 

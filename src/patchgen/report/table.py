@@ -1,8 +1,7 @@
 """A table whose cells record their provenance: runs, seeds, selection rule, images.
 
 A cell is a mean over seeds of a mean over data sets of a mean over unseen domains. If a fold was run with several
-learning rates or loss weights, the best run on source validation counts, seed by seed. Made from the frame of
-`runs/scores.py`, written by `report/render.py`.
+learning rates or loss weights, the best run on source validation counts, seed by seed.
 """
 
 import math
@@ -12,14 +11,12 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from patchgen.common.text import plus_minus
+import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from patchgen.report.reference import Row
+from patchgen.common.text import name_key, plus_minus
+from patchgen.report.reference import Row
 
 SPLITS = {
     "in": "80 % of the unseen domain", "all": "the whole unseen domain",
@@ -66,12 +63,12 @@ class Number:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One cell: our number, the paper's, or the command that fills it; or only a text."""
 
     number: Number | None = None
-    paper: "Row | None" = None
+    paper: Row | None = None
     command: str = ""
     text: str = ""
 
@@ -101,8 +98,13 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Group and heading in one line."""
         return " ".join(filter(None, (self.group, self.heading)))
+
+    def printed(self, rows: Sequence[Row]) -> Row | None:
+        """The paper's number for this column, among the rows of one method and backbone."""
+        wanted = (row for row in rows if row.metric == self.metric and row.swad == (self.checkpoint == "swad"))
+        place = tuple(map(name_key, self.key))
+        return next((row for row in wanted if (name_key(row.dataset), name_key(row.domain)) == place), None)
 
 
 @dataclass(frozen=True)
@@ -155,25 +157,21 @@ class Grid:
         others = [f"; in {c.heading}, over {c.over}" for c in self.columns if c.over != kinds[0] and c.over in kinds]
         return f"± is the standard error over {kinds[0]}{''.join(others)}."
 
-    def is_best(self, entry: Entry) -> bool:
-        """Whether a cell leads its column by more than the error of the difference."""
-        return id(entry) in self._best
-
     @cached_property
-    def _best(self) -> frozenset[int]:
-        """The cells that are better than every other one of their column, each by more than chance, by identity.
+    def best(self) -> frozenset[Entry]:
+        """The cells that are better than every other one of their column, each by more than chance.
 
         Upper bounds and values of masks are excluded.
         """
         lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
         leaders = set()
         for i in (i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")):
-            rivals = [(entry, entry.number) for entry in (line.entries[i] for line in lines)
-                      if entry.number and entry.number.select != "oracle"]  # fmt: skip
-            best, highest = max(rivals, key=lambda rival: rival[1].mean, default=(None, None))
-            others = [number for entry, number in rivals if entry is not best]
-            if highest and others and all(is_beyond_error(highest, number) for number in others):
-                leaders.add(id(best))
+            rivals = {line.entries[i]: number for line in lines
+                      if (number := line.entries[i].number) and number.select != "oracle"}  # fmt: skip
+            leader = max(rivals, key=lambda entry: rivals[entry].mean, default=None)
+            others = [number for entry, number in rivals.items() if entry is not leader]
+            if leader and others and all(is_beyond_error(rivals[leader], number) for number in others):
+                leaders.add(leader)
         return frozenset(leaders)
 
     @cached_property
@@ -184,19 +182,19 @@ class Grid:
 
 
 def is_beyond_error(higher: Number, lower: Number) -> bool:
-    """Whether a number exceeds another by more than the 95 % interval of the difference, paired over common seeds."""
+    """Whether the difference, paired over common seeds, exceeds its 95 % interval."""
     from scipy.stats import t
 
     seeds = higher.values.keys() & lower.values.keys()
     gaps = Number({seed: higher.values[seed] - lower.values[seed] for seed in seeds})
-    return len(gaps.values) > 1 and gaps.mean > t.ppf(0.975, len(gaps.values) - 1) * (gaps.error or 0)
+    return len(seeds) > 1 and gaps.mean > t.ppf(0.975, len(seeds) - 1) * (gaps.error or 0)
 
 
 Best = Mapping[tuple[str, ...], Mapping[Hashable, Any]]  # FOLD -> seed -> row of the frame, with `tried`
 FOLD = ["metric", "checkpoint", "part", "data", "unseen"]
 
 
-def best_runs(scores: "pd.DataFrame") -> Best:
+def best_runs(scores: pd.DataFrame) -> Best:
     """The scores of one line: of each number, fold and seed those of the best run on source validation."""
     tried = scores.groupby([*FOLD, "seed"])["value"].transform("size")
     ranked = scores.assign(tried=tried).sort_values("validation", ascending=False, kind="stable")
@@ -237,15 +235,13 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
 
 
 def fill(
-    scores: "pd.DataFrame", columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
+    scores: pd.DataFrame, columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
 ) -> tuple[Entry, ...]:
     """A line's cells, from its scores; missing ones get the command that fills them."""
     best = best_runs(scores)
     numbers = [None if column.paper else gather(best, column, part) for column in columns]
-    return tuple(
-        Entry(number, command="" if number or column.paper else command(column))
-        for number, column in zip(numbers, columns, strict=True)
-    )
+    return tuple(Entry(number, command="" if number or column.paper else command(column))
+                 for number, column in zip(numbers, columns, strict=True))  # fmt: skip
 
 
 def unequal_terms(labels: Collection[str]) -> list[str]:

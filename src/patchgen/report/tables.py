@@ -5,16 +5,16 @@ The ablation and the sensitivity tables are in `report/ablation.py`.
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from patchgen.report.reference import TABLES, paper_lines
-from patchgen.report.table import SPLITS, Column, Grid, Line, fill, unequal_terms
-from patchgen.runs.scores import METRICS
+import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
+from patchgen.common.text import name_key
+from patchgen.report.reference import TABLES, Row, read_reference
+from patchgen.report.table import SPLITS, Column, Entry, Grid, Line, fill, unequal_terms
+from patchgen.runs.scores import METRICS, paper_backbone
 
 NATURAL = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
 ORACLE = ("oracle-easy", "oracle-shortcut", "oracle-turned", "oracle-full", "oracle-tiny")
@@ -23,10 +23,17 @@ FAMILIES = ("ablation", "promptccd", "patchgen")
 AKU = {"all": "A", "known": "K", "unknown": "U"}
 MASKS = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "kept", "mean": "mean",
          "spread": "spread", "true mask": "accuracy, true mask", "random mask": "accuracy, random mask"}  # fmt: skip
+NAMES = {  # our label -> the paper's words
+    "lp": ("LP",), "lp-ln": ("LP+LN", "Baseline"), "full": ("LP+full",),
+    "patchgen": ("PatchGen",), "patchgen@full": ("PatchGen",),
+    "patchgen+lreg": ("PatchGen",),  # of unknown classes, where the paper's host is L-Reg
+    "miro": ("MIRO", "Baseline+MIRO"), "gmdg": ("GMDG", "Baseline+GMDG"), "lreg": ("L-Reg",),
+    "full+gestur": ("GESTUR",), "full+miro": ("MIRO",), "full+gmdg": ("GMDG",), "full+lreg": ("L-Reg",),
+}  # fmt: skip
 
 
 def make_grid(
-    kind: str, title: str, scores: "pd.DataFrame", columns: Sequence[Column], lines: Sequence[Line], part: str, *,
+    kind: str, title: str, scores: pd.DataFrame, columns: Sequence[Column], lines: Sequence[Line], part: str, *,
     data: str = "", reference: str = "", figure: str = "",
 ) -> Grid:  # fmt: skip
     """A table with its notes; `reference` is the paper's table in it."""
@@ -47,17 +54,17 @@ def make_grid(
 # Runs
 
 
-def by_setup(scores: "pd.DataFrame") -> "Iterator[pd.DataFrame]":
+def by_setup(scores: pd.DataFrame) -> "Iterator[pd.DataFrame]":
     """Groups of comparable runs."""
     return (group for _, group in scores.groupby("setup", sort=False))
 
 
-def by_data(scores: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
+def by_data(scores: pd.DataFrame) -> "Iterator[tuple[str, pd.DataFrame]]":
     """(data set, comparable runs on it)."""
     return ((data, group[group["data"] == data]) for group in by_setup(scores) for data in folds_of(group))
 
 
-def folds_of(scores: "pd.DataFrame") -> dict[str, list[str]]:
+def folds_of(scores: pd.DataFrame) -> dict[str, list[str]]:
     """Data set -> its unseen domains that were run, in the data's order."""
     domains = dict(scores[["data", "domains"]].drop_duplicates("data").to_numpy())
     run = set(zip(scores["data"], scores["unseen"], strict=True))
@@ -65,7 +72,7 @@ def folds_of(scores: "pd.DataFrame") -> dict[str, list[str]]:
     return {name: [domain for domain in domains[name] if (name, domain) in run] for name in names}
 
 
-def labels_of(scores: "pd.DataFrame") -> list[str]:
+def labels_of(scores: pd.DataFrame) -> list[str]:
     """The methods: plain baselines first, PatchGen's own last."""
 
     def rank(label: str) -> tuple[int, str]:
@@ -76,14 +83,14 @@ def labels_of(scores: "pd.DataFrame") -> list[str]:
     return sorted(scores["method"].unique(), key=rank)
 
 
-def plain_lines(scores: "pd.DataFrame", columns: Sequence[Column], part: str) -> list[Line]:
+def plain_lines(scores: pd.DataFrame, columns: Sequence[Column], part: str) -> list[Line]:
     """One line per method, without SWAD, the paper and commands."""
     by_method = dict(iter(scores.groupby("method")))
     return [Line(label, fill(by_method[label], columns, part)) for label in labels_of(scores)]
 
 
 def method_lines(
-    scores: "pd.DataFrame",
+    scores: pd.DataFrame,
     columns: Sequence[Column],
     part: str,
     reference: str,
@@ -106,16 +113,40 @@ def method_lines(
     return lines
 
 
+def paper_lines(reference: str, label: str, backbone: str, columns: Sequence[Column], swad: bool) -> list[Line]:
+    """The lines of a reference table that show this method, with or without SWAD; those with our backbone, if any."""
+    names = NAMES.get(label)
+    rows = [row for row in read_reference(reference) if row.swad == swad
+            and (row.method in names if names else name_key(row.method) == name_key(label.removesuffix("@full")))
+            and (label != "patchgen@full" or row.tuning == "full")]  # fmt: skip
+    same = [row for row in rows if (row.backbone, row.pretraining) == paper_backbone(backbone)]
+    printed: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # sessions of a stream are several lines there
+    for row in same or rows:
+        printed[row.method, row.backbone, row.pretraining, row.tuning].append(row)
+    lines = []
+    for (method, architecture, pretraining, _), group in printed.items():
+        entries = tuple(Entry(paper=column.printed(group)) for column in columns)
+        if any(entry.paper for entry in entries):
+            weights = " ".join(filter(None, (pretraining, architecture)))
+            text = f"{method}{' + SWAD' * (swad and method != 'SWAD')}, {weights}"
+            lines.append(Line(text, entries, paper=True, rerun=group[0].rerun))
+    return lines
+
+
 def training_command(
-    scores: "pd.DataFrame", group: "pd.DataFrame", recipe: str, columns: Sequence[Column]
+    scores: pd.DataFrame, group: pd.DataFrame, recipe: str, columns: Sequence[Column]
 ) -> Callable[[Column], str]:
     """The command that fills a line with these scores: its settings with the missing folds, or the recipe."""
 
     def command(column: Column) -> str:
-        lacking = _lacking(scores, column, columns)
-        if scores.empty or not lacking or scores["task"].iloc[0] == "ccd":
+        has = scores[(scores["metric"] == column.metric) & (scores["checkpoint"] == column.checkpoint)]
+        run = set(zip(has["data"], has["unseen"], strict=True))
+        asked = {name: dict.fromkeys(domain for other in columns for domain in other.folds.get(name, ()))
+                 for name in column.folds}  # fmt: skip
+        lacking = ((name, unseen) for name in asked if (unseen := [d for d in asked[name] if (name, d) not in run]))
+        dataset, unseen = next(lacking, ("", []))
+        if scores.empty or not unseen or scores["task"].iloc[0] == "ccd":
             return f"patchgen sweep {recipe} --out {shlex.quote(str(group['path'].iloc[0].parent))}"
-        dataset, unseen = lacking
         path = scores["path"].iloc[0]
         data = shlex.quote(next((config.data for config in group.loc[group["data"] == dataset, "config"]), dataset))
         config, out = shlex.quote(str(path / "config.yaml")), shlex.quote(str(path.parent))
@@ -128,20 +159,10 @@ def training_command(
     return command
 
 
-def _lacking(scores: "pd.DataFrame", column: Column, columns: Sequence[Column]) -> tuple[str, list[str]] | None:
-    """The first data set of a column for which the line lacks folds, and all folds of it that the table asks for."""
-    has = scores[(scores["metric"] == column.metric) & (scores["checkpoint"] == column.checkpoint)]
-    for dataset in column.folds:
-        asked = dict.fromkeys(domain for other in columns for domain in other.folds.get(dataset, ()))
-        if lacking := [domain for domain in asked if domain not in set(has.loc[has["data"] == dataset, "unseen"])]:
-            return dataset, lacking
-    return None
-
-
 # Unseen domains
 
 
-def fold_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def fold_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """One table per data set and setup: unseen domains across, and their average; then the other scores."""
     for dataset, group in by_data(scores[(scores["task"] == "mdg") & ~_oracle(scores)]):
         reference = dataset.lower() if dataset.lower() in TABLES else "mdg" if dataset in NATURAL else ""
@@ -155,44 +176,39 @@ def fold_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
         yield from metric_grids(dataset, group, part)
 
 
-def metric_grids(dataset: str, scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def metric_grids(dataset: str, scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """The other scores of a data set, means over the unseen domains that were run; none if no run has them."""
     scored = scores[scores["path"].isin(scores.loc[scores["metric"].isin(METRICS), "path"])]
-    if scored.empty:
-        return
-    domains = folds_of(scored)[dataset]
-    columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
-    lines, title = plain_lines(scored, columns, part), f"Other scores: {dataset} (times 100)"
-    grid = make_grid("scores", title, scored, columns, lines, part, data=dataset)
-    first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}. {grid.error_note()}".strip()
-    yield replace(grid, notes=(first, *grid.notes[1:]))
+    if not scored.empty:
+        domains = folds_of(scored)[dataset]
+        columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
+        lines, title = plain_lines(scored, columns, part), f"Other scores: {dataset} (times 100)"
+        grid = make_grid("scores", title, scored, columns, lines, part, data=dataset)
+        first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}. {grid.error_note()}".strip()
+        yield replace(grid, notes=(first, *grid.notes[1:]))
 
 
-def dataset_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def dataset_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """The natural data sets side by side (Table 1), LayerNorm against full fine-tuning (Table 9), and Table 2."""
-    for group in by_setup(scores[(scores["task"] == "mdg") & scores["data"].isin(NATURAL)]):
-        yield from _natural_grids(group, part)
-
-
-def _natural_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
-    columns, labels = dataset_columns(scores), labels_of(scores)
 
     def grid(kind: str, reference: str, recipe: str, shown: Sequence[str] = (), rivals: Sequence[str] = ()) -> Grid:
         lines = [line for name in rivals for line in paper_lines(reference, name, "", columns, False)]
-        lines += method_lines(scores, columns, part, reference, f"configs/paper/{recipe}.yaml", shown)
+        lines += method_lines(group, columns, part, reference, f"configs/paper/{recipe}.yaml", shown)
         title = TABLES[reference].title
-        return make_grid(kind, title, scores, columns, lines, part, reference=reference, figure="bars")
+        return make_grid(kind, title, group, columns, lines, part, reference=reference, figure="bars")
 
-    if len(folds_of(scores)) > 1:
-        yield grid("datasets", "mdg", "mdg")
-    if "full" in labels or "patchgen@full" in labels:
-        shown = [label for label in ("lp", "lp-ln", "full", "patchgen", "patchgen@full") if label in labels]
-        yield grid("full-finetuning", "full_finetuning", "full-finetuning", shown)
-    if "patchgen@full" in labels:  # below every line of the paper's table
-        yield grid("causal", "mdg_causal", "causal", ["patchgen@full"], ("CI-DGA", "SMIDG", "BFMix", "CauRDG"))
+    for group in by_setup(scores[(scores["task"] == "mdg") & scores["data"].isin(NATURAL)]):
+        columns, labels = dataset_columns(group), labels_of(group)
+        if len(folds_of(group)) > 1:
+            yield grid("datasets", "mdg", "mdg")
+        if "full" in labels or "patchgen@full" in labels:
+            shown = [label for label in ("lp", "lp-ln", "full", "patchgen", "patchgen@full") if label in labels]
+            yield grid("full-finetuning", "full_finetuning", "full-finetuning", shown)
+        if "patchgen@full" in labels:  # below every line of the paper's table
+            yield grid("causal", "mdg_causal", "causal", ["patchgen@full"], ("CI-DGA", "SMIDG", "BFMix", "CauRDG"))
 
 
-def dataset_columns(scores: "pd.DataFrame", checkpoint: str = "selected", group: str = "") -> list[Column]:
+def dataset_columns(scores: pd.DataFrame, checkpoint: str = "selected", group: str = "") -> list[Column]:
     """One column per data set, averaged over the folds that were run, and the average of the data sets."""
     folds, columns = folds_of(scores), []
     all_domains = dict(scores[["data", "domains"]].drop_duplicates("data").to_numpy())
@@ -210,42 +226,38 @@ def dataset_columns(scores: "pd.DataFrame", checkpoint: str = "selected", group:
 # Unknown classes
 
 
-def discovery_grids(scores: "pd.DataFrame", part: str) -> Iterator[Grid]:
+def discovery_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """All / known / unknown accuracy with an unseen domain, one table per data set and setup."""
     for dataset, group in by_data(scores[scores["task"] == "mdg_gcd"]):
         domains = folds_of(group)[dataset] if dataset.startswith("oracle-") else group["domains"].iloc[0]
-        reference = "mdg_gcd" if dataset in NATURAL else ""
-        columns = _aku_columns(dataset, domains, dataset)
-        lines = method_lines(group, columns, part, reference, "configs/paper/mdg-gcd.yaml")
-        title = f"Unseen domains with unknown classes: {dataset}"
-        yield make_grid("mdg-gcd", title, group, columns, lines, part, data=dataset, reference=reference, figure="bars")
+        title, reference = f"Unseen domains with unknown classes: {dataset}", "mdg_gcd" if dataset in NATURAL else ""
+        yield _aku_grid("mdg-gcd", title, dataset, group, domains, dataset, part, reference, "bars")
 
 
-def stream_grids(scores: "pd.DataFrame") -> Iterator[Grid]:
+def stream_grids(scores: pd.DataFrame) -> Iterator[Grid]:
     """All / known / unknown accuracy of each session of a stream, on its own images, per stream and setup."""
-    part = "transductive"
     for dataset, group in by_data(scores[scores["task"] == "ccd"]):
-        paper = dataset.partition(",")[0]
-        columns = _aku_columns(dataset, folds_of(group)[dataset], paper)
-        reference = "ccd" if paper in ("CIFAR-100", "CUB") else ""
-        lines = method_lines(group, columns, part, reference, "configs/paper/streams.yaml")
-        title = f"Classes over time: {dataset}"
-        yield make_grid("ccd", title, group, columns, lines, part, data=dataset, reference=reference, figure="stages")
+        paper, title = dataset.partition(",")[0], f"Classes over time: {dataset}"
+        reference, sessions = "ccd" if paper in ("CIFAR-100", "CUB") else "", folds_of(group)[dataset]
+        yield _aku_grid("ccd", title, dataset, group, sessions, paper, "transductive", reference, "stages")
 
 
-def _aku_columns(dataset: str, domains: Sequence[str], paper: str) -> list[Column]:
+def _aku_grid(
+    kind: str, title: str, dataset: str, group: pd.DataFrame, domains: Sequence[str], paper: str, part: str,
+    reference: str, figure: str,
+) -> Grid:  # fmt: skip
     parts = {**{domain: [domain] for domain in domains}, **({"average": domains} if len(domains) > 1 else {})}
-    return [
-        Column(letter, {dataset: over}, metric, group=name, key=(paper, name))
-        for name, over in parts.items()
-        for metric, letter in AKU.items()
-    ]
+    columns = [Column(letter, {dataset: over}, metric, group=name, key=(paper, name))
+               for name, over in parts.items() for metric, letter in AKU.items()]  # fmt: skip
+    recipe = "streams" if kind == "ccd" else kind
+    lines = method_lines(group, columns, part, reference, f"configs/paper/{recipe}.yaml")
+    return make_grid(kind, title, group, columns, lines, part, data=dataset, reference=reference, figure=figure)
 
 
 # The oracle suite
 
 
-def oracle_grids(scores: "pd.DataFrame") -> Iterator[Grid]:
+def oracle_grids(scores: pd.DataFrame) -> Iterator[Grid]:
     """Oracle sets across; then the quality of the masks, if the predictive patches are known.
 
     The paper has no such numbers, so both are of the whole unseen domain, as in the demo.
@@ -265,7 +277,7 @@ def oracle_grids(scores: "pd.DataFrame") -> Iterator[Grid]:
                 yield make_grid("masks", title, masked, columns, plain_lines(masked, columns, part), part, data=name)
 
 
-def mask_columns(scores: "pd.DataFrame", folds: Mapping[str, Sequence[str]]) -> list[Column]:
+def mask_columns(scores: pd.DataFrame, folds: Mapping[str, Sequence[str]]) -> list[Column]:
     """The mask's statistics, each beside that of the same mask before training, if it is recorded."""
     names = {f"{prefix}{name}": text + after for name, text in MASKS.items()
              for prefix, after in (("", ""), ("untrained_", ", untrained"))}  # fmt: skip
@@ -274,5 +286,5 @@ def mask_columns(scores: "pd.DataFrame", folds: Mapping[str, Sequence[str]]) -> 
             if name in MASKS or f"mask: {name}" in recorded]  # fmt: skip
 
 
-def _oracle(scores: "pd.DataFrame") -> "pd.Series[bool]":
+def _oracle(scores: pd.DataFrame) -> pd.Series:
     return scores["data"].str.startswith("oracle-")
