@@ -38,7 +38,7 @@ def tables(scores: pd.DataFrame, methods: Sequence[str] = ("lp",), seeds: int = 
 
 
 ACCURACY = "Accuracy, selected checkpoint, on the whole unseen domain (%)"
-VALIDATION = "Source validation accuracy (%), by which checkpoints and learning rates are chosen"
+VALIDATION = "Source validation accuracy (%), by which checkpoints and learning rates are chosen, and masks"
 OTHERS = "Other scores (%), selected checkpoint, mean over the whole unseen domains"
 RECOVERY = "Masks against the known predictive patches, on the unseen images"
 
@@ -104,8 +104,11 @@ def test_validation_table_shows_the_choice_and_the_mask() -> None:
     masks = {("art", "mean"): 0.456, ("art", "spread"): 0.123, ("photo", "mean"): 0.6, ("photo", "spread"): 0.2,
              ("art", "untrained_mean"): 0.5, ("art", "untrained_spread"): 0.01}  # fmt: skip
     rows += [score(v, d, method="patchgen", metric=f"mask: {name}") for (d, name), v in masks.items()]
-    assert tables(frame(*rows), ["lp", "patchgen"])[VALIDATION][1:] == [
-        ["lp", "80.0", "", ""], ["patchgen", "75.0", "50.0", "0.46/0.12 (untrained 0.50/0.01), 0.60/0.20"]
+    assert tables(frame(*rows), ["lp", "patchgen"])[VALIDATION] == [
+        ["method", "art", "photo", *(f"{domain} mask {kind}" for domain in DOMAINS
+                                     for kind in ("mean", "spread", "untrained mean", "untrained spread"))],
+        ["lp", "80.0", *[""] * 9],
+        ["patchgen", "75.0", "50.0", "0.46", "0.12", "0.50", "0.01", "0.60", "0.20", "", ""],
     ]  # fmt: skip
 
 
@@ -113,8 +116,9 @@ def test_discovered_classes_have_three_numbers() -> None:
     values = {"art": (0.5, 0.75, 0.25), "photo": (0.3, 0.5, 0.1)}
     rows = [score(v, domain, metric=metric) for domain, three in values.items()
             for metric, v in zip(("all", "known", "unknown"), three, strict=True)]  # fmt: skip
-    assert tables(frame(*rows))[f"All / Known / Unknown a{ACCURACY[1:]}"][1:] == [
-        ["lp", "50.0 / 75.0 / 25.0", "30.0 / 50.0 / 10.0", "40.0 / 62.5 / 17.5"]
+    assert tables(frame(*rows))[ACCURACY] == [
+        ["method", *(f"{place} {kind}" for place in (*DOMAINS, "average") for kind in ("all", "known", "unknown"))],
+        ["lp", "50.0", "75.0", "25.0", "30.0", "50.0", "10.0", "40.0", "62.5", "17.5"],
     ]
 
 

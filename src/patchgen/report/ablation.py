@@ -11,17 +11,13 @@ from patchgen.report.reference import Row, find
 from patchgen.report.table import Column, Entry, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
 
-ROWS = {
-    "1.1": "LP+LN (baseline B)", "1.2": "B + GMDG", "2.1": "B + static mask", "2.2": "B + channel mask",
-    "2.3": "B + attention", "2.4": "B + attention + L_ms", "3.1": "B + M_p", "3.2": "B + M_p + 10 x L_ms",
-    "3.3": "B + M_p + L_ms", "3.4": "B + M_p + L_ms + L_conf", "3.5": "B + M_p + L_ms + L_conf + L_sim (PatchGen)",
-}  # fmt: skip
-METHOD_ROWS = {
-    "lp-ln": "1.1", "gmdg": "1.2", "ablation-static": "2.1", "ablation-channel": "2.2", "ablation-attention": "2.3",
-    "ablation-attention-ms": "2.4", "patchgen-no-losses": "3.1",
-}  # fmt: skip
-WEIGHT_ROWS = {  # lambda_ms, lambda_conf, lambda_sim
-    (1e-2, 0.0, 0.0): "3.2", (1e-3, 0.0, 0.0): "3.3", (1e-3, 1.0, 0.0): "3.4", (1e-3, 1.0, 1e-3): "3.5",
+ROWS = {  # row -> text, and the method; of PatchGen its lambda_ms, lambda_conf and lambda_sim
+    "1.1": ("LP+LN (baseline B)", "lp-ln"), "1.2": ("B + GMDG", "gmdg"), "2.1": ("B + static mask", "ablation-static"),
+    "2.2": ("B + channel mask", "ablation-channel"), "2.3": ("B + attention", "ablation-attention"),
+    "2.4": ("B + attention + L_ms", "ablation-attention-ms"), "3.1": ("B + M_p", "patchgen-no-losses"),
+    "3.2": ("B + M_p + 10 x L_ms", (1e-2, 0.0, 0.0)), "3.3": ("B + M_p + L_ms", (1e-3, 0.0, 0.0)),
+    "3.4": ("B + M_p + L_ms + L_conf", (1e-3, 1.0, 0.0)),
+    "3.5": ("B + M_p + L_ms + L_conf + L_sim (PatchGen)", (1e-3, 1.0, 1e-3)),
 }  # fmt: skip
 SWAD = {"selected": "without SWAD", "swad": "with SWAD"}
 PAPER_COLUMNS = "Grey columns are the paper's, on {}: other data and another backbone, so compare orders, not levels."
@@ -32,9 +28,9 @@ def ablation_row(config: Config) -> str | None:
     """The ablation row of a run's settings, as we read the paper; None for all others."""
     if config.pool or config.tune or config.tau != Config.tau or config.refine != Config.refine:
         return None
-    if config.method == "patchgen":
-        return WEIGHT_ROWS.get((config.lambda_ms, config.lambda_conf, config.lambda_sim))
-    return METHOD_ROWS.get(config.method)
+    weights = config.lambda_ms, config.lambda_conf, config.lambda_sim
+    key = weights if config.method == "patchgen" else config.method
+    return next((row for row, (_, settings) in ROWS.items() if settings == key), None)
 
 
 def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
@@ -52,7 +48,7 @@ def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         small = group["data"].iloc[0].startswith("oracle-")
         recipe = "configs/small/ablation-small.yaml" if small else "configs/paper/ablation.yaml"
         lines = []
-        for row, text in ROWS.items():
+        for row, (text, _) in ROWS.items():
             of_row = group[group["row"] == row]
             entries = fill(of_row, columns, part, training_command(of_row, group, recipe, columns))
             printed = find("ablation", setting=f"task={row}")

@@ -1,9 +1,7 @@
-"""The run folder: self-contained, and written so that a kill at any moment loses nothing.
+"""The run folder: config.yaml, env.json, splits.csv, records.jsonl, checkpoints/*.safetensors, summary.md and done.
 
-    config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
-
-Every file is written under a temporary name and then renamed. Records are appended; the training state stores their
-length, so those that a killed run wrote later are dropped and recomputed. Checksums reject corrupted files.
+A kill at any moment loses nothing: every file is written under a temporary name and renamed, records are appended, and
+the training state stores their length, so those that a killed run wrote later are dropped and recomputed.
 """
 
 import hashlib
@@ -16,12 +14,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+import patchgen
 from patchgen.common import plugins
 from patchgen.common.files import lock, not_through_links, refuse_links, replacing, write_text
 from patchgen.common.text import json_text
@@ -48,10 +48,7 @@ class RunBusy(ValueError):
 
 
 class WorkFolder:
-    """A folder in which one process works at a time; subclasses define `done`.
-
-    The lock is released when the process ends, in whatever way.
-    """
+    """A folder in which one process works at a time; subclasses define `done`."""
 
     verb = "trained"  # for messages
 
@@ -64,14 +61,14 @@ class WorkFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock inside this context; raises RunBusy if another process holds it."""
+        """Hold the lock inside this context; it is released when the process ends, in whatever way."""
         with open(self.path / ".lock", "w", opener=not_through_links) as handle:
-            for attempt in range(LOCK_ATTEMPTS):
+            for _ in range(LOCK_ATTEMPTS):
                 if lock(handle.fileno()):
                     break
-                if attempt == LOCK_ATTEMPTS - 1:
-                    raise RunBusy(f"{self.path} is being {self.verb} by another process; wait for it, or end it")
                 time.sleep(LOCK_PAUSE)
+            else:
+                raise RunBusy(f"{self.path} is being {self.verb} by another process; wait for it, or end it")
             yield
 
     @property
@@ -91,6 +88,7 @@ class RunFolder(WorkFolder):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        self.records_file = self.path / "records.jsonl"
         self.data = ""
         self.listeners: list[Callable[[RunFolder], object]] = []  # called after each record
 
@@ -117,7 +115,9 @@ class RunFolder(WorkFolder):
     def open(cls, path: str | Path) -> "RunFolder":
         """An existing run folder; otherwise an error that suggests the right one."""
         if not (Path(path) / "config.yaml").is_file():
-            raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
+            other = "it is a model folder: use a run of its fit, below --runs (`patchgen runs` lists them)"
+            hint = other if is_model_folder(path) else "`patchgen train` prints one"
+            raise ValueError(f"{path} is not a run folder (it has no config.yaml); {hint}")
         cls(path).refuse_links()
         return cls(path)
 
@@ -167,12 +167,7 @@ class RunFolder(WorkFolder):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def check_content(self, digests: np.ndarray, names: Sequence[str]) -> None:
-        """Check that the images are those that the run was started with; a new run records their digests.
-
-        Args:
-            digests: (N,) from `patchgen.data.images`. Folders of earlier versions have none and are not checked.
-            names: Of the images; the error names the first ones that have changed.
-        """
+        """Check that the images are those that the run was started with; a new run records their `digests` (N,)."""
         file = self.path / CONTENT
         if not file.exists():
             if not self.done:
@@ -193,7 +188,7 @@ class RunFolder(WorkFolder):
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with open(self._records_path, "a", encoding="utf-8", opener=not_through_links) as handle:
+        with open(self.records_file, "a", encoding="utf-8", opener=not_through_links) as handle:
             handle.write(json_text(record, None) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -207,7 +202,7 @@ class RunFolder(WorkFolder):
         records = [_parse(line) for line in lines]
         if None in records or (self.done and self._finished_with() not in (None, zlib.crc32(content))):
             line = f", line {records.index(None) + 1}," if None in records else ""
-            raise ValueError(f"{self._records_path}{line} is damaged; {RESTORE}")
+            raise ValueError(f"{self.records_file}{line} is damaged; {RESTORE}")
         return [record for record in [*records, _parse(torn)] if record and kind in (None, record.get("kind"))]
 
     def records_mark(self) -> dict[str, int]:
@@ -219,16 +214,12 @@ class RunFolder(WorkFolder):
         """Drop records written after the state from which training resumes; ValueError if others have changed."""
         seen = self._records_bytes()[:size]
         if len(seen) < size or crc not in (None, zlib.crc32(seen)):
-            raise ValueError(f"{self._records_path} is damaged: it does not match the saved state; {RESTORE}")
-        if self._records_path.exists():
-            os.truncate(self._records_path, size)
-
-    @property
-    def _records_path(self) -> Path:
-        return self.path / "records.jsonl"
+            raise ValueError(f"{self.records_file} is damaged: it does not match the saved state; {RESTORE}")
+        if self.records_file.exists():
+            os.truncate(self.records_file, size)
 
     def _records_bytes(self) -> bytes:
-        return self._records_path.read_bytes() if self._records_path.exists() else b""
+        return self.records_file.read_bytes() if self.records_file.exists() else b""
 
     def _finished_with(self) -> int | None:
         """The checksum of the records in `done`; None if an older version wrote it."""
@@ -317,13 +308,10 @@ def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def run_name(config: Settings, data: str) -> str:
-    """The folder's name: a digest of the settings that determine the results, and of the data's fingerprint.
-
-    For local backbones and plug-in files the content counts, not the path.
-    """
+    """The folder's name: a digest of the settings that determine the results, and of the data's fingerprint."""
     settings, used = config.hashed(), plugins.used_by(config)
     if digest := content(settings.get("backbone", "")):
-        settings["backbone"] = digest
+        settings["backbone"] = digest  # of local weights the content counts, not the path; of plug-in files too
     if used:
         settings["plugins"] = [p["version"] if p["name"].endswith(".py") else p["name"] for p in used]
     text = json.dumps({**settings, "data": data}, sort_keys=True)
@@ -335,42 +323,22 @@ MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folde
 
 def is_model_folder(path: str | Path) -> bool:
     """Whether a folder has a config.json that says it is a model folder."""
+    file = Path(path) / MODEL_CONFIG
     try:
-        return (Path(path) / MODEL_CONFIG).is_file() and read_json(Path(path) / MODEL_CONFIG).get(
-            "format"
-        ) == MODEL_FORMAT
+        return file.is_file() and read_json(file).get("format") == MODEL_FORMAT
     except (OSError, ValueError):
         return False
 
 
-def _nearest_run(path: str | Path) -> str:
-    """Suggests the right run folder: for a model folder, the runs of its fit."""
-    if not is_model_folder(path):
-        return "`patchgen train` prints one"
-    facts = read_json(Path(path) / MODEL_CONFIG)
-    advice = "it is a model folder: use a run of its fit, below --runs (`patchgen runs` lists them)"
-    try:
-        runs = [f"{fold['run']} (without {fold['site']})" for fold in facts["folds"]] or [facts["run"]]
-        return f"{advice}: {', '.join(runs)}"
-    except (KeyError, TypeError):  # damaged: reported when the model is read
-        return advice
-
-
 def environment(threads: int) -> dict[str, Any]:
     """What the results may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
     import torch
 
-    packages = dict.fromkeys(
-        ("patchgen", "torch", "transformers", "lightning-fabric", "numpy", "pillow"), "not installed"
-    )
-    for name in packages:
-        with suppress(PackageNotFoundError):
-            packages[name] = version(name)
+    packages = {name: version(name) for name in ("torch", "transformers", "lightning-fabric", "numpy", "pillow")}
     return {
         "python": sys.version.split()[0], "system": platform.platform(), "processor": platform.machine(),
-        "cpus": os.cpu_count(), "threads": threads, "cuda": torch.version.cuda, "packages": packages,
+        "cpus": os.cpu_count(), "threads": threads, "cuda": torch.version.cuda,
+        "packages": {"patchgen": patchgen.__version__, **packages},
     }  # fmt: skip
 
 
