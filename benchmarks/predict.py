@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import Line, report, write_images
-from patchgen.commands.inputs import find_images
+from patchgen.commands.options import find_images
 from patchgen.config import Config
 from patchgen.data.images import decode
 from patchgen.methods import make_method

@@ -22,19 +22,8 @@ PAGES = sorted(
     [DOCS / "README.md", *(page for folder in ("use", "study", "develop") for page in (DOCS / folder).glob("*.md"))]
 )
 RESULTS = sorted((DOCS / "results").glob("*.md"))
-WRITTEN = [
-    DOCS / name
-    for name in (
-        "use/evaluate.md",
-        "use/histology.md",
-        "use/reading-masks.md",
-        "use/troubleshooting.md",
-        "study/tuning.md",
-        "use/embed.md",
-        "use/export.md",
-        "use/slides.md",
-    )
-]
+USE = ("embed", "evaluate", "export", "histology", "reading-masks", "slides", "troubleshooting")
+WRITTEN = [*(DOCS / "use" / f"{name}.md" for name in USE), DOCS / "study" / "tuning.md"]
 
 
 def anchors(page: Path) -> set[str]:
@@ -43,7 +32,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: f"{page.parent.name}-{page.stem}")
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *PAGES, *RESULTS], ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")

@@ -4,6 +4,7 @@ patchgen train photos --unseen site_c --method patchgen --preset small
 """
 
 import os
+import re
 import sys
 import warnings
 
@@ -52,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
     if not words or words[0] in ("-h", "--help"):
-        print(_overview())
+        rows = "\n".join(f"  {name:<{max(map(len, COMMANDS))}}  {line}" for name, line in COMMANDS.items())
+        print(f"usage: patchgen COMMAND ...\n\n{rows}\n\n`patchgen COMMAND --help` lists a command's options.")
+        print("`--plugin FILE.py`, with any command, adds methods, backbones and data sets of your own.")
         return 0
     if words[0] == "--version":
         from patchgen import __version__
@@ -77,11 +80,14 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        print(f"patchgen {name}: {_sentence(error)}", file=sys.stderr)
+        text = "\n".join(printable(line) for line in str(error).splitlines())
+        more = f" ... ({len(text):,} characters)" if len(text) > LONGEST else ""
+        print(f"patchgen {name}: {text[:LONGEST]}{more}", file=sys.stderr)
         return 2
-    except (MemoryError, RuntimeError) as error:
-        if not _is_lack_of_memory(error):  # a defect of ours is not hidden
-            raise
+    except (MemoryError, RuntimeError) as error:  # torch's error on a CPU is a plain RuntimeError
+        lacking = re.search("allocate memory|not enough memory|out of memory", str(error), re.IGNORECASE)
+        if isinstance(error, RuntimeError) and not lacking:
+            raise  # a defect of ours is not hidden
         reason = (str(error) or "no reason given").splitlines()[0]
         print(f"patchgen {name}: there is not enough memory ({reason}); use smaller images or batches", file=sys.stderr)
         return 2
@@ -99,22 +105,3 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  for the process
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _sentence(error: Exception) -> str:
-    """The text of an error: printable, and of bounded length."""
-    text = "\n".join(printable(line) for line in str(error).splitlines())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text):,} characters)"
-
-
-def _is_lack_of_memory(error: Exception) -> bool:
-    """True also for torch's out-of-memory error, which is a plain RuntimeError on a CPU."""
-    words = ("allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
-
-
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
-    more = "`--plugin FILE.py`, with any command, adds methods, backbones and data sets of your own."
-    return f"usage: patchgen COMMAND ...\n\n{rows}\n\n`patchgen COMMAND --help` lists a command's options.\n{more}"

@@ -30,16 +30,13 @@ RATE = "[0, 1e9]"  # far beyond useful values, and far below the largest 32-bit 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings common to all tasks."""
+    """The settings common to all tasks; those without a text have one for each task."""
 
     data: str
     _: KW_ONLY
     task: str
-    """The task."""
     method: str
-    """A name of `patchgen methods`."""
     pool: str | None = None
-    """Which feature the head reads; by default the method's choice."""
     tune: Tune | None = None
     """Which part of the backbone is trained; by default the method's choice."""
     backbone: str = "auto"
@@ -49,9 +46,7 @@ class Settings:
     normalization: Literal["backbone", "imagenet"] = "backbone"
     """Pixel mean and standard deviation: the backbone's, or ImageNet's for all, as in DomainBed."""
     holdout: float = 0.2
-    """Share of the images to hold out."""
     val_images: int | None = None
-    """Maximum number of validation images; the whole held-out part by default."""
 
     lr: float = 5e-5
     """Learning rate of the head, and the default of the other learning rates."""
@@ -75,7 +70,6 @@ class Settings:
     """Standard deviation of the module's scores at the start, on source images."""
 
     seed: int = 1
-    """Seed of batches, augmentation and initial weights."""
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
     threads: int | None = None
@@ -98,14 +92,7 @@ class Settings:
     }  # fmt: skip
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Check for contradictory settings before any work is done.
-
-        Raises:
-            ValueError: its first word is the setting.
-        """
+        """Check the settings; the first word of a ValueError is the setting."""
         for name, hint in _hints(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if rule := broken_rule(value, hint):
@@ -118,6 +105,9 @@ class Settings:
 
     def images_at_once(self, batch: int) -> int | None:
         """`micro_batch` for a step of `batch` images on a device; None: to be found by trying."""
+        parts = getattr(self, "accumulate", 1)
+        if self.micro_batch is None and parts > 1:
+            return -(-batch // parts)
         return self.micro_batch if isinstance(self.micro_batch, int) else None
 
     def cost_key(self) -> tuple[Any, ...]:
@@ -252,8 +242,8 @@ class Config(Settings):
         trainings = USUAL_SOURCES if self.select == "leave-one-out" else 1  # each of the others has a source less
         return float(trainings * self.steps * self.batch_per_domain * USUAL_SOURCES)
 
-    def check(self) -> None:
-        super().check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.select == "leave-one-out" and self.task != "mdg":
             raise ValueError(f"select leave-one-out is for task mdg, not {self.task}; use source-validation")
         if self.warmup >= self.steps:
@@ -263,11 +253,6 @@ class Config(Settings):
             raise ValueError(
                 f"batch_per_domain {self.batch_per_domain} must be divisible by devices = {self.devices}; try {nearest}"
             )
-
-    def images_at_once(self, batch: int) -> int | None:
-        if self.micro_batch is None and self.accumulate > 1:
-            return -(-batch // self.accumulate)
-        return super().images_at_once(batch)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -296,11 +281,11 @@ def load_settings(path: str | Path, **changes: Any) -> Settings:
     """Read a YAML file of settings of any task; raises ValueError for unknown keys, with the nearest known one."""
     settings = {**read_settings(path), **changes}
     kind = config_class(settings.get("task"))
+    known = known_settings(kind, settings, str(path))
     try:
-        return kind(**known_settings(kind, settings, str(path)))
+        return kind(**known)
     except ValueError as error:
-        text = str(error)
-        raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from error
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

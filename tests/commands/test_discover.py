@@ -105,14 +105,3 @@ def test_any_method_and_task(
     known = {"circle", "square"} if "task" in settings else {"circle", "cross", "square"}
     assert {row["group"] for row in groups if row["fits_known"]} <= known
     assert sum(row["images"] for row in groups) == 30 == len((out / "assignments.csv").read_text().splitlines()) - 1
-
-
-def test_a_class_without_examples_is_said(
-    run: str, photos: Path, tmp_path: Path, planted: None, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    from patchgen.predict.discover import reference_images
-
-    with_comet = lambda *words: reference_images(*words) | {"comet": []}  # noqa: E731
-    monkeypatch.setattr("patchgen.predict.discover.reference_images", with_comet)
-    assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--new-classes", "2"]) == 0
-    assert "no readable training image of comet" in capsys.readouterr().err

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands.evaluate import EvaluateArguments, _facts
 from patchgen.predict.predictor import Prediction, load_run
-from patchgen.runs.folder import MODEL_FORMAT, RunFolder
+from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import score_record
 
 MakeRun = Callable[..., RunFolder]
@@ -96,14 +95,6 @@ def test_trouble_of_every_kind_is_said(tiny_run: MakeRun, image_folder: Path, tm
     capsys.readouterr()
     assert main([*words[:-2], "--resamples", "0", "--json", "--wrong", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["most_wrong"] == []
-
-
-def test_a_model_folder_says_itself_which_checkpoint_it_holds(run: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"format": MODEL_FORMAT, "checkpoint": "swad"}))
-    predictor = load_run(run.path)
-    found = _facts(EvaluateArguments(model=str(tmp_path), targets=("data",)), predictor)
-    assert (found["checkpoint"], found["runtime"]) == ("swad", "torch")
-    assert _facts(EvaluateArguments(model=str(run.path), targets=("data",)), predictor)["checkpoint"] == "selected"
 
 
 def test_a_folder_one_level_too_high_is_recognised(

@@ -333,6 +333,15 @@ def test_predictions_of_a_model_say_what_is_unlike(
         False, False, True]  # fmt: skip
 
 
+def test_an_evaluation_says_which_checkpoint_a_model_is(
+    model: Path, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["evaluate", str(model), str(image_folder / "studio"), "--out", str(tmp_path), "--resamples", "0"]
+    assert main([*words, "--wrong", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["checkpoint"], found["model"], found["images"]["scored"]) == ("swad", "model", 30)
+
+
 @pytest.mark.parametrize("words", [["diagnose", "{model}"], ["discover", "{model}", "{images}"]])
 def test_a_model_folder_where_a_run_is_needed_names_the_runs_of_its_fit(
     words: list[str], model: Path, image_folder: Path, tmp_path: Path, capsys: Captured
@@ -348,7 +357,7 @@ def test_a_model_folder_where_a_run_is_needed_names_the_runs_of_its_fit(
 # Runs that leave nothing out
 
 
-def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
+def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path, capsys: Captured) -> None:
     run = RunFolder.open(home / "runs" / json.loads((model / "config.json").read_text())["run"])
     assert run.config.unseen == "none" and not run.records("test") and run.done
     text = (run.path / "summary.md").read_text()
@@ -356,6 +365,8 @@ def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
     [chosen] = [r for r in run.records("evaluation") if f"at step {r['step']}:" in text]
     for name, found in chosen["validation"].items():
         assert re.search(rf"\| {name} +\| {found['accuracy']:.4f} +\| {found['images']} +\|", text)
+    assert main(["diagnose", str(run.path)]) == 2
+    assert "trained on all domains" in capsys.readouterr().err
 
 
 def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path: Path) -> None:
@@ -363,11 +374,3 @@ def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path
     (folder / "field").rename(folder / "none")
     fold = make_fold(Config(str(folder), "none"))
     assert set(fold.validation) == {"clinic", "studio"} and len(fold.test["in"]) == 24
-
-
-def test_a_run_that_left_nothing_out_cannot_be_diagnosed(
-    model: Path, home: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    run = str(home / "runs" / json.loads((model / "config.json").read_text())["run"])
-    assert main(["diagnose", run, "--out", str(tmp_path / "d")]) == 2
-    assert "trained on all domains" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from benchmarks.common import trained_step
 from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
 from patchgen.commands import fit
-from patchgen.commands.settings import GROUPS, field_help
+from patchgen.commands.settings import GROUPS, SMALL_RATES, field_help, parse_settings
 from patchgen.commands.train import parsed
 from patchgen.config import Config
 from patchgen.diagnose.cost import cost_lines, random_batch, step_peak
@@ -105,7 +105,6 @@ def test_help_shows_the_values_that_the_command_would_use(
 
 
 def test_rates_in_help_are_those_of_the_methods() -> None:
-    from patchgen.commands.settings import SMALL_RATES
     from patchgen.methods.presets import preset_settings
 
     for method, rates in SMALL_RATES.items():
@@ -124,8 +123,8 @@ def test_fit_has_no_options_of_other_tasks_and_reads_a_file(tmp_path: Path, caps
     assert "--known" not in shown and "--task" not in shown and "--config" in shown and "(0.003, preset small" in shown
     file = tmp_path / "c.yaml"
     file.write_text("data: there\nunseen: a\nsteps: 7\nlr: 0.5\nmethod: lp\n")
-    options, given = fit.parsed(["photos", "--out", "m", "--config", str(file), "--method", "lp-ln", "--lr", "0.25"])
-    [config] = fit._configs(options, given)
+    words = ["photos", "--out", "m", "--config", str(file), "--method", "lp-ln", "--lr", "0.25"]
+    [config] = fit._configs(*parse_settings(fit.FitOptions, words))
     assert (config.data, config.method, config.steps, config.lr) == ("photos", "lp-ln", 7, 0.25)
 
 

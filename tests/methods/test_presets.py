@@ -133,6 +133,7 @@ def test_the_preset_paper_has_each_benchmarks_protocol(benchmark: str, tmp_path:
 
 def test_train_and_compare_follow_it(tmp_path: Path) -> None:
     from patchgen.commands import compare, train
+    from patchgen.commands.settings import parse_settings
 
     words = [str(named_folder(tmp_path, "vlcs")), "--preset", "paper", "--backbone", "tiny"]
     given: Any = train.parsed([*words, "--unseen", "x"])[1]
@@ -140,5 +141,6 @@ def test_train_and_compare_follow_it(tmp_path: Path) -> None:
     assert train.parsed([*words, "--unseen", "x", "--steps", "7"])[1] == dataclasses.replace(given, steps=7)
     plain: Any = train.parsed([str(tmp_path), "--preset", "paper", "--unseen", "x"])[1]
     assert (plain.steps, plain.eval_every) == (Config.steps, Config.eval_every)
-    runs: list[Any] = list(compare.planned_runs(*compare.parsed([*words, "--methods", "lp-ln"]), ("a", "b")))
+    more = parse_settings(compare.CompareOptions, [*words, "--methods", "lp-ln"])
+    runs: list[Any] = list(compare.planned_runs(*more, ("a", "b")))
     assert {(run.config.steps, run.config.eval_every) for run in runs} == {PROTOCOL["vlcs"]}

@@ -148,7 +148,6 @@ def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: Ma
     ("more", "rule"),
     [
         (["nowhere"], "No such data"),
-        ([""], "DATA is empty"),
         (["RUN", "nowhere"], "no run folder"),
         (["RUN", "--checkpoint", "swad"], "needs a finished run trained with --swad"),
         (["RUN", "--out", "found.txt"], "--out must be a file that ends in .csv"),

@@ -64,6 +64,9 @@ def test_the_command(tiny_run: Callable[..., RunFolder], tmp_path: Path, capsys:
         ([*words[:-1], str(tmp_path / "new")], "needs --spacing"),
         ([*words[:-1], str(tmp_path), "--spacing", "0.5"], "is not empty (it holds model)"),
         ([*words, "--spacing", "0.5", "--patch", "0"], "--patch must be at least 1"),
-        (["export", run, "--out", str(tmp_path / "x.onnx"), "--spacing", "1"], "--spacing is for --format wsinfer"),
+        (
+            ["export", run, "--out", str(tmp_path / "x.onnx"), "--spacing", "1"],
+            "--spacing and --patch are for --format wsinfer",
+        ),
     ):
         assert main(wrong) == 2 and text in capsys.readouterr().err

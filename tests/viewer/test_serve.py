@@ -37,8 +37,6 @@ def test_a_missing_extra_names_the_fix(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="choose another --port"):
         serve.listen("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(ValueError, match="between 0 and 65535"):
-        serve.listen("127.0.0.1", 70_000)
     with pytest.raises(ValueError, match="cannot listen at 203.0.113.9"):
         serve.listen("203.0.113.9", 0)
 

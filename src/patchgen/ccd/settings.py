@@ -111,8 +111,8 @@ class StreamConfig(Settings):
     def images_seen(self) -> float:
         return 2.0 * USUAL_IMAGES * self.epochs  # two views
 
-    def check(self) -> None:
-        super().check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.warm_up >= self.epochs:
             raise ValueError(
                 f"warm_up must be below epochs = {self.epochs}, or prompts never start; not {self.warm_up}"

@@ -6,6 +6,7 @@ no word. Commands with the settings of a run have `main(argv)`.
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -15,59 +16,50 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import tyro
 
 from patchgen.common.files import check_writable, expanded
-from patchgen.common.text import did_you_mean, printable
+from patchgen.common.text import did_you_mean, json_text, printable
 from patchgen.common.untrusted import outside
 
 T = TypeVar("T")
-COUNT, POSITIVE = "[1, inf]", "(0, inf)"  # intervals of numbers
-Maybe = Annotated[
-    T | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="")
-]  # an option that may be absent
+# an option that may be absent
+Maybe = Annotated[T | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="")]
 FILE_WIDTH = 160  # width of tables written to a file
 HELP = {"-h", "--help"}
-# names in other programs -> ours, of which a command has one at most
+LIGHT = {"completion", "datasets", "demo", "doctor", "methods", "oracle", "runs", "weights"}  # answer at once
+# the intervals of options, wherever they appear; those of a run's settings are in `config`
+BOUNDS = {
+    **dict.fromkeys(("at_most", "batch", "count", "new_classes", "patch", "threads", "tile", "workers"), "[1, inf]"),
+    **dict.fromkeys(("minutes", "mpp", "mpp_slide"), "(0, inf)"),
+    "min_label": "(0.5, 1]", "min_tissue": "[0, 1]", "overlap": "[0, 1)", "port": "[0, 65535]",
+    "retries": "[0, inf]", "spacing": "(0, 1000)", "wrong": "[0, inf]",
+}  # fmt: skip
 ELSEWHERE = {
-    "epochs": ("steps",),
-    "num-epochs": ("steps", "epochs"),
-    "batch-size": ("batch-per-domain", "batch"),
-    "gpus": ("devices", "accelerator"),
-    "device": ("accelerator",),
-    "output": ("out",),
-    "output-dir": ("out",),
-    "learning-rate": ("lr",),
-    "model": ("backbone",),
-    "img-size": ("image-size",),
-}
+    "batch-size": "batch-per-domain", "device": "accelerator", "epochs": "steps", "gpus": "devices",
+    "learning-rate": "lr", "output-dir": "out",
+}  # fmt: skip  # names in other programs -> ours
 
 
 def parse(
     what: Callable[..., T], name: str, argv: list[str], config: Sequence[Any] = (), known: Iterable[str] = ()
 ) -> T:
-    """A dataclass, or what a function returns, from the command's words.
+    """A dataclass, or what a function returns; ValueError for an unknown option, or a number out of bounds.
 
-    Args:
-        config: Markers of tyro, instead of the usual ones.
-        known: The names of the options, if they are not those of the arguments.
-
-    Raises:
-        ValueError: an unknown option, or a value that is no number.
+    `config` replaces the usual markers of tyro; `known` names the options if they are not those of the arguments.
     """
 
     @functools.wraps(what)
     def target(*values: Any, **named: Any) -> Callable[[], T]:  # called when no word is left over
         return functools.partial(what, *values, **named)
 
-    try:
-        made, unknown = tyro.cli(
-            what if isinstance(what, type) else target, prog=f"patchgen {name}", args=argv, return_unknown_args=True,
-            registry=_numbers(), config=config or (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
-        )  # fmt: skip
-    except NotANumber as error:
-        before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
-        raise ValueError(f"{option_name(before[-1].partition('=')[0][2:])} must be {error.rule}, got {error.word!r}") \
-            from None  # fmt: skip
+    made, unknown = tyro.cli(
+        what if isinstance(what, type) else target, prog=f"patchgen {name}", args=argv, return_unknown_args=True,
+        config=config or (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
+    )  # fmt: skip
     if unknown:
         refuse_unknown(unknown, known or inspect.signature(what).parameters)
+    for name, interval in BOUNDS.items():
+        value = getattr(made, name, None)
+        if value is not None and (rule := outside(value, interval)):
+            raise ValueError(f"{option_name(name)} must be {rule}, not {value}")
     return made if isinstance(what, type) else made()  # type: ignore[no-any-return]
 
 
@@ -83,75 +75,13 @@ def refuse_unknown(words: Sequence[str], known: Iterable[str]) -> None:
     word = next((word.partition("=")[0] for word in words if word.startswith("--")), words[0])
     if not word.startswith("-"):
         raise ValueError(f"unexpected word {word!r}; --help shows the options")
-    ours = [name for other in ELSEWHERE.get(word[2:], ()) if (name := f"--{other}") in options]
-    hint = f"; did you mean '{ours[0]}'?" if ours else did_you_mean(word, options)
+    ours = f"--{ELSEWHERE.get(word[2:])}"
+    hint = f"; did you mean '{ours}'?" if ours in options else did_you_mean(word, options)
     raise ValueError(f"there is no option {word}{hint} (--help lists all)")
-
-
-def _position(argv: list[str], value: str) -> int:
-    """Position of a value, alone or after the `=` of its option."""
-    return next(i + ("=" in word) for i, word in enumerate(argv) if word == value or word.endswith(f"={value}"))
-
-
-class NotANumber(Exception):
-    """An argument that should be a number; raised instead of the parser's own error, for a short message."""
-
-    def __init__(self, word: str, rule: str) -> None:
-        self.word, self.rule = word, rule
-
-
-def _numbers() -> Any:
-    """Parsing rules for numbers, with readable errors instead of Python's."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
-
-    registry = ConstructorRegistry()
-    for kind, words in ((int, "a whole number"), (float, "a number")):
-
-        @registry.primitive_rule
-        def rule(info: Any, kind: Any = kind, words: str = words) -> Any:
-            def number(texts: list[str]) -> Any:
-                try:
-                    return kind(texts[0])
-                except ValueError:
-                    if texts[0] == "None":  # for an option that may be left out: another rule reads it
-                        raise
-                    raise NotANumber(texts[0], words) from None
-
-            if info.type is not kind:
-                return None
-            return PrimitiveConstructorSpec(
-                nargs=1,
-                metavar=kind.__name__.upper(),
-                instance_from_str=number,
-                is_instance=lambda value: isinstance(value, kind),
-                str_from_instance=lambda value: [str(value)],
-            )
-
-    return registry
 
 
 def option_name(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def announce(quiet: bool = False) -> None:
-    """Print at a terminal that the command has started, because importing torch takes seconds."""
-    if not quiet and sys.stderr.isatty():
-        print("loading ...", file=sys.stderr, flush=True)
-
-
-def require_data(data: str) -> None:
-    """Reject an empty argument (from an unset variable), which would otherwise mean the current folder."""
-    if not data.strip():
-        raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
-
-
-def check_bounds(arguments: Any, **intervals: str) -> None:
-    """ValueError for the first of these options that is given and outside its interval, such as `[0, 1)`."""
-    for name, interval in intervals.items():
-        value = getattr(arguments, name)
-        if value is not None and (rule := outside(value, interval)):
-            raise ValueError(f"{option_name(name)} must be {rule}, not {value}")
 
 
 def check_folder(out: str | Path) -> Path:
@@ -177,6 +107,10 @@ def check_file(file: str | Path, option: str, *endings: str) -> Path:
 
 def run(name: str, argv: list[str]) -> int:
     """Run a command and return its exit code."""
+    if any(re.fullmatch(r"(--[\w-]+=)?\s*", word) for word in argv):
+        raise ValueError("a word of the command is empty (an unset variable?); give a value, or leave it out")
+    if name not in LIGHT and sys.stderr.isatty() and not {*HELP, "--quiet"} & {*argv}:
+        print("loading ...", file=sys.stderr, flush=True)  # importing torch takes seconds
     module = import_module(f"patchgen.commands.{name}")
     if "--track" in argv:
         argv = expand_track(argv)
@@ -223,3 +157,17 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Se
         # Text, because a plain string's [brackets] would be read as markup
         table.add_row(*(Text(printable(cell), overflow="fold") for cell in row), style=styles[i] if styles else None)
     console.print(table)
+
+
+def print_records(records: Sequence[Mapping[str, Any]], json: bool) -> None:
+    """Records with the same fields, as JSON or as a table."""
+    if json:
+        print(json_text(records))
+    else:
+        print_table(list(records[0]), [[cell_text(value) for value in record.values()] for record in records])
+
+
+def cell_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {number:,}" for name, number in value.items())
+    return ", ".join(value) if isinstance(value, (list, tuple)) else str(value or "")

@@ -5,12 +5,19 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from patchgen.commands import announce, require_data
-from patchgen.commands.settings import Layers, configs_of, parse_settings, preset_layers, settings_of, settings_schema
+from patchgen.commands.settings import (
+    Layers,
+    SettingsOptions,
+    configs_of,
+    parse_settings,
+    preset_layers,
+    settings_of,
+    settings_schema,
+)
 from patchgen.common.progress import print_once
 from patchgen.common.reading import process_cache
 from patchgen.common.text import json_text
@@ -21,14 +28,24 @@ if TYPE_CHECKING:
     from patchgen.sweep.jobs import Job
 
 
+USUAL: Layers = [("compare", {"swad": True})]
+
+
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(SettingsOptions):
     """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
 
     Each method uses the preset's learning rate for it, unless --lr sets one for all.
 
     Resumable with the same command: finished runs are skipped, interrupted ones are resumed.
     """
+
+    command: ClassVar = "compare"
+    hidden: ClassVar = ("unseen", "method", "pool", "tune", "seed")  # set by the methods, folds and seeds
+    texts: ClassVar = {
+        "lr": "Learning rate for every method; by default the preset's for each.",
+        "swad": "Also report SWAD.",
+    }
 
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
     """Methods, or `all`; `@` changes the pool or the tuned part: lp-ln@mean, patchgen@full."""
@@ -51,31 +68,19 @@ class CompareOptions:
     json: bool = False
     """Print every cell as JSON instead of tables."""
 
-
-HIDDEN = ("unseen", "method", "pool", "tune", "seed")  # set by the methods, folds and seeds
-USUAL: Layers = [("compare", {"swad": True})]
-TEXTS = {"lr": "Learning rate for every method; by default the preset's for each.", "swad": "Also report SWAD."}
-COMMAND = settings_schema(CompareOptions, hidden=HIDDEN)
+    def layers(self, given: Mapping[str, Any]) -> Layers:
+        return [*preset_layers(self.preset, given), *USUAL]
 
 
-def parsed(argv: list[str]) -> tuple[CompareOptions, dict[str, Any]]:
-    """The command's own options, and the settings that were given."""
-    return parse_settings(
-        CompareOptions, "compare", argv, lambda options, given: [*preset_layers(options.preset, given), *USUAL],
-        hidden=HIDDEN, texts=TEXTS,
-    )  # fmt: skip
+COMMAND = settings_schema(CompareOptions)
 
 
 def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...]) -> Iterator[PlannedRun]:
     """The planned runs, ordered by fold, so that an interrupted comparison has complete folds."""
-
-    def layers(settings: Mapping[str, Any]) -> Layers:
-        return [*preset_layers(options.preset, settings), *USUAL]
-
     methods = tuple(dict.fromkeys(options.methods))
     for unseen in dict.fromkeys(options.folds or domains):
         for seed in dict.fromkeys(options.seeds):
-            configs = configs_of(methods, {**given, "unseen": unseen, "seed": seed}, layers)
+            configs = configs_of(methods, {**given, "unseen": unseen, "seed": seed}, options.layers)
             for label, config in zip(methods, configs, strict=True):
                 for lr in options.lr_grid or (config.lr,):
                     name = f"{label}, unseen {unseen}, seed {seed}, lr {lr:g}"
@@ -83,50 +88,35 @@ def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tup
 
 
 def main(argv: list[str]) -> int:
-    options, given = parsed(argv)
-    _check(options, given)
-    announce(options.quiet)
+    options, given = parse_settings(CompareOptions, argv)
+    settings_of(Config, USUAL, {"unseen": "", **given})  # a wrong setting ends here, before the data is read
+    if not options.methods:
+        raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
+    if not options.seeds:
+        raise ValueError("--seeds needs at least one whole number, such as 1")
     from patchgen.methods import compared_methods
+    from patchgen.runs.find import failure_of
+    from patchgen.sweep.jobs import perform
     from patchgen.sweep.plan import DataSets, plan_runs
     from patchgen.tasks.mdg import check_domain
 
     options = dataclasses.replace(options, methods=compared_methods(options.methods))
-    data = DataSets()
+    data, failed = DataSets(), 0
     domains = tuple(data.domains(given))
     for name in options.folds:
         check_domain(name, domains)
     jobs = plan_runs(list(planned_runs(options, given, domains)), options.out, data)
     with print_once(), process_cache():
-        failed = 0 if options.table_only else _train_all(jobs, options)
+        for number, job in enumerate([] if options.table_only else jobs, 1):
+            if not options.quiet:
+                print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)
+            if perform(dataclasses.replace(job, quiet=options.quiet)) in ("failed", "busy"):
+                failure = failure_of(job.folder)
+                why = failure.error if failure else f"{job.folder.path} is being trained by another process"
+                print(f"run {number} failed: {why}", file=sys.stderr)
+                failed += 1
     _print(jobs, options, given, domains, argv)
     return 1 if failed else 0
-
-
-def _check(options: CompareOptions, given: Mapping[str, Any]) -> None:
-    """Check the options before the data is read."""
-    config = settings_of(Config, USUAL, {"unseen": "", **given})
-    require_data(config.data)
-    if not options.methods:
-        raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
-    if not options.seeds:
-        raise ValueError("--seeds needs at least one whole number, such as 1")
-
-
-def _train_all(jobs: "list[Job]", options: CompareOptions) -> int:
-    """Train sequentially in this process; `patchgen sweep` runs several in parallel."""
-    from patchgen.runs.find import failure_of
-    from patchgen.sweep.jobs import perform
-
-    failed = 0
-    for number, job in enumerate(jobs, 1):
-        if not options.quiet:
-            print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)
-        if perform(dataclasses.replace(job, quiet=options.quiet)) in ("failed", "busy"):
-            failed += 1
-            failure = failure_of(job.folder)
-            why = failure.error if failure else f"{job.folder.path} is being trained by another process"
-            print(f"run {number} failed: {why}", file=sys.stderr)
-    return failed
 
 
 def _print(

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import print_table
+from patchgen.commands import cell_text, print_records
 from patchgen.common.text import json_text
 
 if TYPE_CHECKING:
     from patchgen.data.benchmarks import Benchmark
 
-SHOWN = 12  # class names in the layout and the text before the rest is a number
+SHOWN = 12  # class names in the layout before the rest is a number
 
 
 def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
@@ -25,20 +25,16 @@ def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json
 
     if name is not None:
         entry = get_benchmark(name)
-        facts = dataclasses.asdict(entry) | {"layout": _layout(entry)}
+        facts = {**dataclasses.asdict(entry), "layout": _layout(entry)}
         print(json_text(facts) if json else _as_text(facts))
         return
-    rows = [_summary(entry) for entry in BENCHMARKS.values()]
-    if json:
-        print(json_text(rows))
-    else:
-        print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
-
-
-def _summary(entry: "Benchmark") -> dict[str, Any]:
-    """One line of the list; `versions` are the accepted ones, most of them named by their number of images."""
-    return {"name": entry.name, "domains": list(entry.domains), "classes": entry.num_classes,
-            "versions": list(entry.counts), "licence": entry.licence, "source": entry.source}  # fmt: skip
+    # most versions are named by their number of images
+    rows = [
+        {"name": entry.name, "domains": entry.domains, "classes": entry.num_classes, "versions": [*entry.counts],
+         "licence": entry.licence, "source": entry.source}
+        for entry in BENCHMARKS.values()
+    ]  # fmt: skip
+    print_records(rows, json)
 
 
 def _layout(entry: "Benchmark") -> list[str]:
@@ -55,30 +51,17 @@ def _layout(entry: "Benchmark") -> list[str]:
 
 
 def _as_text(facts: dict[str, Any]) -> str:
-    """The facts as paragraphs: the tree, counts with one version per line, the rest as `name: value`."""
-    lines = [f"{facts['name']}: {facts['citation']}", "", "Layout", *(f"  {line}" for line in facts["layout"]), ""]
-    lines += ["Images"]
-    for version, images in facts["counts"].items():
-        lines.append(f"  version {version}: " + ", ".join(f"{domain} {n:,}" for domain, n in images.items()))
-    lines += ["", f"Classes ({facts['num_classes']})", f"  {', '.join(facts['classes'] or ['the class folders'])}"]
-    if facts["class_rules"]:
-        lines += ["", "Class folders, by the first pattern that fits their letters and digits"]
-        lines += [f"  {pattern} -> {name}" for pattern, name in facts["class_rules"]]
-    names = {
-        "licence": "Licence", "source": "Where to get it", "notes": "Notes", "aliases": "Other folder names",
-        "domain_aliases": "Other domain names", "options": "Reading options", "group_pattern": "Patient in file names",
-        "metric": "Metric", "swad_ratio": "SWAD ratio", "steps": "Steps", "checkpoint_every": "Evaluation every",
-    }  # fmt: skip
-    lines += [""] + [f"{title}: {_cell(facts[key])}" for key, title in names.items() if facts[key] or key == "licence"]
+    """The tree, then each fact as `name: value`, with the members of a mapping below it."""
+    lines = [*facts.pop("layout"), ""]
+    facts["licence"] = facts["licence"] or "not known, ask the owner"
+    facts["class_rules"] = {f"/{pattern}/": name for pattern, name in facts["class_rules"]}
+    for name, value in facts.items():
+        title = name.replace("_", " ").capitalize()
+        if isinstance(value, dict) and value:
+            lines += [f"{title}:", *(f"  {key}: {cell_text(inner)}" for key, inner in value.items())]
+        elif value:
+            lines.append(f"{title}: {cell_text(value)}")
     return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{name} = {_cell(what)}" for name, what in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return "not known, ask the owner" if value is None else str(value)
 
 
 COMMAND = show_datasets

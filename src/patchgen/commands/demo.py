@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchgen.common.text import json_text
+from patchgen.common.text import json_text, markdown
 from patchgen.config import Config
 
 DATA = "oracle-shortcut"
@@ -25,7 +25,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     from patchgen.data.oracle import suite_folder, suite_spec
     from patchgen.methods.presets import preset_settings
     from patchgen.pages.page import write_page
-    from patchgen.report.demo import render_page, scores
+    from patchgen.report.demo import MASKS, SCORES, cells, render_page, scores
     from patchgen.train.lifecycle import train
 
     spec = suite_spec(DATA)
@@ -46,19 +46,13 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     if json:
         print(json_text(scores(runs)))
     else:
-        _print(scores(runs), smoke)
+        rows = scores(runs)
+        print(markdown(list(SCORES.values()), cells(rows, SCORES)), end="\n\n")
+        masked = [row for row in rows if row["true_mask"] is not None]
+        print(markdown(list(MASKS.values()), cells(masked, MASKS)), end="\n\n")
+        if smoke:
+            print("smoke run: a random backbone and five steps; these numbers mean nothing\n")
     print(write_page(Path(out) / "index.html", render_page(runs, smoke)).resolve())
-
-
-def _print(rows: list[dict[str, Any]], smoke: bool) -> None:
-    from patchgen.common.text import markdown
-    from patchgen.report.demo import MASKS, SCORES, cells
-
-    print(markdown(list(SCORES.values()), cells(rows, SCORES)), end="\n\n")
-    masked = [row for row in rows if row["true_mask"] is not None]
-    print(markdown(list(MASKS.values()), cells(masked, MASKS)), end="\n\n")
-    if smoke:
-        print("smoke run: a random backbone and five steps; these numbers mean nothing\n")
 
 
 COMMAND = demo

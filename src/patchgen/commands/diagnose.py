@@ -3,11 +3,11 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, check_folder, print_table
+from patchgen.commands import check_folder, print_table
 from patchgen.commands.options import ModelOptions
 from patchgen.common.text import json_text
 
@@ -45,7 +45,6 @@ class DiagnoseArguments(ModelOptions):
 
 
 def diagnose(arguments: DiagnoseArguments) -> int:
-    announce()
     from patchgen.common.progress import Progress
     from patchgen.diagnose.diagnosis import examine, prepare
     from patchgen.diagnose.measure import Options
@@ -59,16 +58,13 @@ def diagnose(arguments: DiagnoseArguments) -> int:
     if arguments.json:
         print(json_text(diagnosis.facts))
     else:
-        _print(diagnosis.facts)
+        for name, run in diagnosis.facts["runs"].items():
+            mask = run["mask"]["verdict"] if run["mask"] else "no mask"
+            print(f"{name}: accuracy {run['accuracy']['mean']:.1%} on {run['images']} images; {mask}")
+        claims = [list(claim.values()) for claim in diagnosis.facts["claims"]]
+        print_table(("part", "claim", "appears", "measured"), claims)
         print(page.resolve())
     return 0
-
-
-def _print(facts: dict[str, Any]) -> None:
-    for name, run in facts["runs"].items():
-        mask = run["mask"]["verdict"] if run["mask"] else "no mask"
-        print(f"{name}: accuracy {run['accuracy']['mean']:.1%} on {run['images']} images; {mask}")
-    print_table(("part", "claim", "appears", "measured"), [list(claim.values()) for claim in facts["claims"]])
 
 
 COMMAND = diagnose

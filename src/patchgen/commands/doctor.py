@@ -7,25 +7,19 @@ import os
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import print_table, require_data
+from patchgen.commands import print_table
 from patchgen.common.files import expanded
 from patchgen.common.text import json_text
 from patchgen.config import SplitRule
 
-if TYPE_CHECKING:
-    from patchgen.data.doctor import Check
-    from patchgen.data.splits import Splits
-    from patchgen.data.table import Table
-
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
 
 
-def examine(
+def doctor(
     data: Annotated[str | None, tyro.conf.Positional] = None,
     benchmark: str | None = None,
     options: dict[str, str] | None = None,
@@ -49,26 +43,23 @@ def examine(
         holdout: Of --splits: share of each domain to hold out.
         json: Print JSON instead of a table.
     """
+    from patchgen.common.progress import Progress
     from patchgen.data.benchmarks import get_benchmark
-    from patchgen.data.doctor import examine_machine, worst
-    from patchgen.data.splits import make_splits
-    from patchgen.data.table import check_shared, read_table
+    from patchgen.data.doctor import examine, examine_machine, worst
 
-    if data is not None:
-        require_data(data)
     if benchmark is not None:
         get_benchmark(benchmark)  # a misspelt option is not a problem of the data
-    for name, value in {"--benchmark": benchmark, "--options": options}.items():
-        if value is not None and data is None:
-            raise ValueError(f"{name} says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
-    if splits is not None:
-        if data is None:
-            raise ValueError("--splits needs the data to split: `patchgen doctor DATA --splits FILE.csv`")
-        target = _splits_file(splits, data)
-        table = check_shared(read_table(data, benchmark=benchmark, options=options))
-        _write_splits(target, table, make_splits(table, rule=split, seed=seed, holdout=holdout), json)
+    if data is None and (benchmark or options or splits):
+        raise ValueError("--benchmark, --options and --splits are about DATA: give the folder too")
+    reading: dict[str, Any] = {"benchmark": benchmark, "options": options}
+    if splits and data:
+        _write_splits(splits, data, reading, {"rule": split, "seed": seed, "holdout": holdout}, json)
         return 0
-    checks = examine_machine() + (_examine_data(data, benchmark, options, decode) if data is not None else [])
+    checks = examine_machine()
+    if data is not None:
+        with ExitStack() as stack:
+            bar = cache(lambda total: stack.enter_context(Progress("reading images", total)))  # from the first file on
+            checks += examine(data, decode=decode, progress=lambda done, total: bar(total).tick(), **reading)
     verdict = worst(checks)
     if json:
         print(json_text({"worst": verdict, "checks": [asdict(check) for check in checks]}))
@@ -78,37 +69,23 @@ def examine(
     return int(verdict == "fail")
 
 
-def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | None, decode: bool) -> "list[Check]":
-    from patchgen.common.progress import Progress
-    from patchgen.data.doctor import examine
+def _write_splits(name: str, data: str, reading: dict[str, Any], how: dict[str, Any], json: bool) -> None:
+    """Write the file and print the images of both parts of each domain, then the file's name."""
+    from patchgen.data.splits import make_splits, write_splits
+    from patchgen.data.table import check_shared, read_table
 
-    with ExitStack() as stack:
-        bar = cache(lambda total: stack.enter_context(Progress("reading images", total)))  # begins at the first file
-        return examine(
-            data, benchmark=benchmark, options=options, decode=decode, progress=lambda done, total: bar(total).tick()
-        )
-
-
-def _splits_file(name: str, data: str) -> Path:
-    """The file to write: a .csv that is not the data itself."""
     target = expanded(name)
     if target.suffix.lower() != ".csv" or target.is_dir():
-        raise ValueError(f"--splits must be a file that ends in .csv, not {name!r}; try '{target / 'splits.csv'}'")
-    if os.path.realpath(target) == os.path.realpath(os.path.expanduser(data)):
-        raise ValueError(f"--splits '{name}' is the manifest itself; choose another name, such as 'splits.csv'")
-    return target
-
-
-def _write_splits(target: Path, table: "Table", splits: "Splits", json: bool) -> None:
-    """Write the file and print the images of both parts of each domain, then the file's name."""
-    from patchgen.data.splits import write_splits
-
+        raise ValueError(f"--splits must be a file that ends in .csv, not {name!r}")
+    if os.path.realpath(target) == os.path.realpath(expanded(data)):
+        raise ValueError(f"--splits {name!r} is the manifest itself; choose another name, such as 'splits.csv'")
+    table = check_shared(read_table(data, **reading))
+    splits = make_splits(table, **how)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_splits(target, table, splits)
     held = {domain: int(splits.part[table.rows_of(domain)].sum()) for domain in table.domains}
     counts = {domain: {"in": len(table.rows_of(domain)) - n, "out": n} for domain, n in held.items()}
     if json:
-        how = {"rule": splits.rule, "seed": splits.seed, "holdout": splits.holdout}
         print(json_text({**how, "counts": counts, "file": str(target)}))
     else:
         rows = [(domain, f"{n['in']:,}", f"{n['out']:,}") for domain, n in counts.items()]
@@ -116,4 +93,4 @@ def _write_splits(target: Path, table: "Table", splits: "Splits", json: bool) ->
         print(target)
 
 
-COMMAND = examine
+COMMAND = doctor

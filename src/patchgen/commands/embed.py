@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import COUNT, announce, check_bounds, check_file
-from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import ImageOptions, ModelOptions
+from patchgen.commands import check_file
+from patchgen.commands.options import ImageOptions, ModelOptions, find_images, report_unreadable
 from patchgen.common.files import expanded
 from patchgen.common.text import printable
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,53 +41,40 @@ def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]
         table = read_table(one)
         names = {
             "domain": [table.domains[i] for i in table.domain],
-            "label": [table.classes[i] if i >= 0 else "" for i in table.label],
+            "label": [table.label_name(i) for i in range(len(table))],
         }
         return table.files, names | ({"group": [*table.group]} if table.group else {})
     return find_images(words), {}
 
 
 def embed_images(arguments: EmbedArguments) -> int:
-    check_bounds(arguments, batch=COUNT)
     if not arguments.what:
         raise ValueError("--what must name at least one of features, cls, mean")
+    import numpy as np
+
+    from patchgen.common.progress import Progress
+    from patchgen.diagnose.geometry import flat, require_projection
     from patchgen.predict.embed import FORMATS, embed, load_embedder, require_parquet, write_columns
 
     target = check_file(arguments.out, "--out", *FORMATS)
     require_parquet(target)
     if arguments.coordinates:
-        from patchgen.diagnose.geometry import require_projection
-
         require_projection(arguments.coordinates)
-    announce()
     paths, names = read_rows(arguments.images)
-    from patchgen.common.progress import Progress
-
     predictor = load_embedder(arguments.model, arguments.checkpoint, arguments.image_size, **arguments.how)
     with Progress("embedding", len(paths)) as bar:
         found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, bar.tick)
     if found.rows:
         texts = {"path": [printable(path) for path in paths], **names}
-        columns = _texts(texts, found.rows) | found.vectors
+        columns = {name: np.array([values[row] for row in found.rows], dtype=str) for name, values in texts.items()}
+        columns |= found.vectors
         if arguments.coordinates:
-            columns |= _plane(found.vectors[arguments.what[0]], arguments.coordinates)
+            points, method = flat(found.vectors[arguments.what[0]], arguments.coordinates)
+            print(f"x and y: {method}")
+            columns |= {"x": points[:, 0].astype("float32"), "y": points[:, 1].astype("float32")}
         write_columns(target, columns)
         print(printable(target))
     return report_unreadable(found.failed, len(paths), arguments.strict)
-
-
-def _texts(texts: dict[str, list[str]], rows: list[int]) -> "dict[str, np.ndarray]":
-    import numpy as np
-
-    return {name: np.array([values[row] for row in rows], dtype=str) for name, values in texts.items()}
-
-
-def _plane(vectors: "np.ndarray", how: Literal["auto", "umap", "pca"]) -> "dict[str, np.ndarray]":
-    from patchgen.diagnose.geometry import flat
-
-    points, way = flat(vectors, how)
-    print(f"x and y: {way}")
-    return {"x": points[:, 0].astype("float32"), "y": points[:, 1].astype("float32")}
 
 
 COMMAND = embed_images

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import COUNT, announce, check_bounds, check_file, check_folder, print_table, require_data
-from patchgen.commands.inputs import report_unreadable
-from patchgen.commands.options import RuntimeOptions, StrictOptions
+from patchgen.commands import check_file, check_folder, print_table
+from patchgen.commands.options import RuntimeOptions, StrictOptions, report_unreadable
 from patchgen.common.files import expanded
 from patchgen.common.text import json_text, printable
 from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.predict.fold_runs import Ensemble, Scored
-    from patchgen.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +52,19 @@ class EvaluateArguments(StrictOptions, RuntimeOptions):
 def evaluate_model(arguments: EvaluateArguments) -> int:
     if all(_is_run(word) for word in arguments.targets):
         return _evaluate_ensemble(arguments)
-    out, data = _check(arguments)
-    announce()
+    if len(arguments.targets) > 1:
+        other = next(word for word in arguments.targets if not _is_run(word))
+        raise ValueError(f"{other} is no run folder; give one model and one data set, or several runs of a fold")
+    if arguments.data is not None:
+        raise ValueError("--data is for several runs, whose data has another path now; leave it out")
+    [data], out = arguments.targets, check_folder(arguments.out or "evaluation")
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
     from patchgen.predict.answers import check_classes, collect, rows_of_sites, training_sites
     from patchgen.predict.evaluate import check_options, evaluate
     from patchgen.report.evaluation import write_evaluation
+    from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
+    from patchgen.runs.scores import recorded_mask
 
     table = read_table(data, for_scoring=True)
     rows = rows_of_sites(table, arguments.sites)
@@ -72,7 +76,13 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     sites, expected = training_sites(arguments.model)
     with Progress("intervals", max(arguments.resamples, 1)) as bar:
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance, expected)
-    metrics = {**_facts(arguments, predictor), **scored}
+    checkpoint = arguments.checkpoint
+    if is_model_folder(arguments.model):  # it has a single model, and records which one
+        checkpoint = read_json(Path(arguments.model) / MODEL_CONFIG).get("checkpoint", checkpoint)
+    metrics = {
+        "model": Path(arguments.model).resolve().name, "method": predictor.config.method, "checkpoint": checkpoint,
+        "runtime": predictor.variant or "torch", "mask": recorded_mask(arguments.model), "data": data, **scored,
+    }  # fmt: skip
     write_evaluation(metrics, answers, predictor, out, arguments.wrong)
     if arguments.json:
         print((out / "metrics.json").read_text(encoding="utf-8"), end="")
@@ -84,37 +94,6 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
 
 def _is_run(word: str) -> bool:
     return (expanded(word) / "config.yaml").is_file()
-
-
-def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
-    """The output folder and the data; checks before any work what would otherwise fail at its end."""
-    if len(arguments.targets) > 1:
-        other = next(word for word in arguments.targets if not _is_run(word))
-        raise ValueError(f"{other} is no run folder; give one model and one data set, or several runs of a fold")
-    [data] = arguments.targets
-    require_data(data)
-    if arguments.data is not None:
-        raise ValueError("--data is for several runs, whose data has another path now; leave it out")
-    check_bounds(arguments, batch=COUNT, wrong="[0, inf]")
-    return check_folder(arguments.out or "evaluation"), data
-
-
-def _facts(arguments: EvaluateArguments, predictor: "Predictor") -> dict[str, Any]:
-    """The model and the data that were evaluated."""
-    from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
-    from patchgen.runs.scores import recorded_mask
-
-    checkpoint = arguments.checkpoint
-    if is_model_folder(arguments.model):  # it has a single model, and records which one
-        checkpoint = read_json(Path(arguments.model) / MODEL_CONFIG).get("checkpoint", checkpoint)
-    return {
-        "model": Path(arguments.model).resolve().name,
-        "method": predictor.config.method,
-        "checkpoint": checkpoint,
-        "runtime": predictor.variant or "torch",
-        "mask": recorded_mask(arguments.model),
-        "data": arguments.targets[0],
-    }
 
 
 def _print(metrics: dict[str, Any]) -> None:
@@ -144,25 +123,20 @@ def _print(metrics: dict[str, Any]) -> None:
 def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
     """Score the mean of the runs' probabilities next to the single runs."""
     out = check_file(arguments.out, "--out", ".csv") if arguments.out else None
-    announce()
     from patchgen.common.files import write_csv
     from patchgen.predict.fold_runs import score_ensemble
 
-    runs = (arguments.model, *arguments.targets)
-    ensemble = score_ensemble(runs, arguments.data, arguments.checkpoint, **arguments.how)
+    folders = (arguments.model, *arguments.targets)
+    ensemble = score_ensemble(folders, arguments.data, arguments.checkpoint, **arguments.how)
     fold = ensemble.fold
     if out:
         header = ["path", "part", "truth", "label", "confidence", *(f"p_{name}" for name in fold.classes)]
         write_csv(out, header, _ensemble_lines(ensemble), people=True)
     if arguments.json:
-        record = {
-            "unseen": fold.unseen,
-            "checkpoint": arguments.checkpoint,
-            "runs": [asdict(member) for member in ensemble.members],
-            "ensemble": {"part": ensemble.part, "whole": ensemble.whole},
-            "gain": ensemble.gain,
-        }
-        print(json_text(record))
+        scores = {"part": ensemble.part, "whole": ensemble.whole}
+        runs = [asdict(member) for member in ensemble.members]
+        about = {"unseen": fold.unseen, "checkpoint": arguments.checkpoint}
+        print(json_text({**about, "runs": runs, "ensemble": scores, "gain": ensemble.gain}))
     else:
         _print_ensemble(ensemble)
         if out:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from patchgen.commands import announce, check_folder
-from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import ImageOptions, RuntimeOptions
+from patchgen.commands import check_folder
+from patchgen.commands.options import ImageOptions, RuntimeOptions, find_images, report_unreadable
 from patchgen.draw.overlay import UNSELECTIVE, check_colours
 
 
@@ -28,7 +27,6 @@ class ExplainArguments(ImageOptions, RuntimeOptions):
 
 
 def explain(arguments: ExplainArguments) -> int:
-    announce()
     check_colours(arguments.colormap, arguments.alpha)
     paths, out = find_images(arguments.images), check_folder(arguments.out)
     from patchgen.common.progress import Progress
@@ -48,14 +46,11 @@ def explain(arguments: ExplainArguments) -> int:
                 unreadable.append(Unreadable(path, error.reason))
             bar.tick()
     run = Path(arguments.model).resolve().name
+    failed = [{"path": str(image.path), "reason": image.reason} for image in unreadable]
     index = {
-        "run": run,
-        "checkpoint": arguments.checkpoint,
-        "classes": predictor.classes,
-        "relative": arguments.relative,
-        "images": entries,
-        "unreadable": [{"path": str(image.path), "reason": image.reason} for image in unreadable],
-    }
+        "run": run, "checkpoint": arguments.checkpoint, "classes": predictor.classes, "relative": arguments.relative,
+        "images": entries, "unreadable": failed,
+    }  # fmt: skip
     explained.write_index(index, f"Maps of {run} ({predictor.config.method})", out)
     flat = sum(UNSELECTIVE in entry["reading"] for entry in entries)
     if flat:

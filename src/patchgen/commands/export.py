@@ -2,20 +2,14 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import COUNT, announce, check_bounds, check_file
-from patchgen.commands.inputs import find_images
-from patchgen.commands.options import WeightsOptions
+from patchgen.commands import check_file
+from patchgen.commands.options import WeightsOptions, find_images
 from patchgen.common.files import check_writable, expanded
 from patchgen.common.text import printable
-
-if TYPE_CHECKING:
-    from patchgen.data.table import TileScale
-    from patchgen.predict.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -39,58 +33,40 @@ class ExportArguments(WeightsOptions):
 
 
 def export_model(arguments: ExportArguments) -> int:
-    check_bounds(arguments, count=COUNT, patch=COUNT, spacing="(0, 1000)")
-    target = _target(arguments)
-    announce()
+    onnx = arguments.format == "onnx"
+    if onnx and (arguments.spacing or arguments.patch):
+        raise ValueError("--spacing and --patch are for --format wsinfer; an ONNX file has no such fields")
+    target = check_file(arguments.out, "--out", ".onnx") if onnx else expanded(arguments.out)
+    from patchgen.data.inputs import squares
     from patchgen.predict.export import NOISE_FACTOR, check_folder, drawn_images, export, export_wsinfer, require_extra
     from patchgen.predict.predictor import load_predictor
 
-    if arguments.format == "onnx":
+    if onnx:
         require_extra()
     else:
+        check_writable(target, "--out")
         check_folder(target)
     files = find_images(arguments.images)[: arguments.count] if arguments.images else []
-    predictor = load_predictor(arguments.model, arguments.checkpoint, **arguments.weights)
-    from patchgen.data.inputs import squares
-
-    size = predictor.config.image_size
+    where = {"backbone": arguments.backbone, "allow_download": arguments.allow_download}
+    predictor = load_predictor(arguments.model, arguments.checkpoint, **where)
+    size, tiles = predictor.config.image_size, predictor.tiles
     images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)
     print(f"converting the model, then comparing outputs on {len(images)} images", file=sys.stderr, flush=True)
-    if arguments.format == "onnx":
+    if onnx:
         differences = export(predictor, target, images)
+    elif spacing := arguments.spacing or (tiles.mpp if tiles else None):
+        patch = arguments.patch or (tiles.side if tiles else size)
+        differences = export_wsinfer(predictor, target, images, spacing=spacing, patch=patch)
     else:
-        scale = _scale(arguments, predictor)
-        differences = export_wsinfer(predictor, target, images, spacing=scale.mpp, patch=scale.side)
+        raise ValueError(
+            "--format wsinfer needs --spacing, the microns per pixel of the tiles (such as 0.5): this model was not "
+            "trained on tiles of `patchgen slide tiles`, which remember it"
+        )
     for name, (value, allowed) in differences.items():
         print(f"{name}: largest difference {value:.1e} on {len(images)} images (allowed: {allowed:.1e}, at most "
               f"{NOISE_FACTOR} times the network's own rounding in float32)")  # fmt: skip
     print(printable(target))
     return 0
-
-
-def _scale(arguments: ExportArguments, predictor: "Predictor") -> "TileScale":
-    """The scale of the training tiles: as given, else as the model remembers it."""
-    from patchgen.data.table import TileScale
-
-    known = predictor.tiles
-    spacing = arguments.spacing or (known.mpp if known else None)
-    if spacing is None:
-        raise ValueError(
-            "--format wsinfer needs --spacing, the microns per pixel of the tiles (such as 0.5): this model was not "
-            "trained on tiles of `patchgen slide tiles`, which remember it"
-        )
-    return TileScale(spacing, arguments.patch or (known.side if known else predictor.config.image_size))
-
-
-def _target(arguments: ExportArguments) -> Path:
-    """The file or folder to write, after checks that need no model."""
-    if arguments.format == "onnx":
-        for name in ("spacing", "patch"):
-            if getattr(arguments, name) is not None:
-                raise ValueError(f"--{name} is for --format wsinfer; an ONNX file has no such field")
-        return check_file(arguments.out, "--out", ".onnx")
-    check_writable(arguments.out, "--out")
-    return expanded(arguments.out)
 
 
 COMMAND = export_model

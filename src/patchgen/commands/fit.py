@@ -4,18 +4,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from patchgen.commands import Maybe, announce, check_bounds, print_table, require_data
+from patchgen.commands import Maybe, print_table
 from patchgen.commands.settings import (
     Layers,
     StartOptions,
     configs_of,
     parse_settings,
     preset_layers,
-    settings_of,
     settings_schema,
 )
 from patchgen.common.text import json_text
@@ -27,12 +26,26 @@ if TYPE_CHECKING:
     from patchgen.predict.model_folder import Model
 
 
+USUAL = ("fit", {"unseen": NO_DOMAIN, "method": BEST})
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(StartOptions):
     """Leave each site out in turn with each method, keep the better one, train it on all sites, write a model folder.
 
     Resumable with the same command: every training is a run folder below --runs.
     """
+
+    command: ClassVar = "fit"
+    hidden: ClassVar = ("task", "known", "unlabelled", "labelled_share", "num_classes")
+    texts: ClassVar = {
+        "data": "Folder `site/class/*.jpg` (`class/*.jpg` is one site), or CSV manifest (path, domain, label, optional "
+        "group).",
+        "unseen": "Leave out only this site, score it, and keep the model that was trained without it.",
+        "method": "Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with "
+        "--unseen and --no-expect, which do not compare methods.",
+        "split": "How a site is split; `group` if a manifest has groups (within a site, no patient on both sides).",
+    }
 
     out: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")] = ""
     """The model folder to write; an older model there is replaced."""
@@ -57,45 +70,27 @@ class FitOptions(StartOptions):
     """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
     def layers(self, given: Mapping[str, Any]) -> Layers:
-        """The values behind the given ones: of the file, or of the preset for the method."""
         given = {**USUAL[1], **given}
         if self.quick and (self.preset or self.config):
             raise ValueError("--quick excludes --preset and --config: it is a preset of its own")
         layers = preset_layers("quick", given) if self.quick else super().layers(given)
-        return [USUAL, *((source, {n: v for n, v in values.items() if n not in HIDDEN}) for source, values in layers)]
+        own = [(source, {n: v for n, v in values.items() if n not in self.hidden}) for source, values in layers]
+        return [USUAL, *own]
 
 
-HIDDEN = ("task", "known", "unlabelled", "labelled_share", "num_classes")
-USUAL = ("fit", {"unseen": NO_DOMAIN, "method": BEST})
-TEXTS = {
-    "data": "Folder `site/class/*.jpg` (`class/*.jpg` is one site), or CSV manifest (path, domain, label, optional "
-    "group).",
-    "unseen": "Leave out only this site, score it, and keep the model that was trained without it.",
-    "method": "Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with "
-    "--unseen and --no-expect, which do not compare methods.",
-    "split": "How a site is split; `group` if a manifest has groups (within a site, no patient appears on both sides).",
-}
-COMMAND = settings_schema(FitOptions, hidden=HIDDEN)
-
-
-def parsed(argv: list[str]) -> tuple[FitOptions, dict[str, Any]]:
-    """The command's own options, and the settings that were given."""
-    return parse_settings(FitOptions, "fit", argv, FitOptions.layers, hidden=HIDDEN, texts=TEXTS)
+COMMAND = settings_schema(FitOptions)
 
 
 def main(argv: list[str]) -> int:
-    options, given = parsed(argv)
-    require_data(given.get("data", "."))
-    announce(options.quiet)
-    check_bounds(options, minutes="(0, 1e6)")
+    options, given = parse_settings(FitOptions, argv)
     configs = _configs(options, given)
     from patchgen.common.files import check_writable
     from patchgen.common.progress import is_first, print_once
     from patchgen.fit.procedure import fit
     from patchgen.predict.model_folder import check_method, check_target, write_model
 
-    if not options.out.strip():
-        raise ValueError("--out is empty (an unset variable?); name the model folder to write")
+    if not options.out:
+        raise ValueError("--out is missing: name the model folder to write")
     check_target(Path(options.out))
     check_writable(options.out, "--out")
     check_writable(options.runs, "--runs")
@@ -109,7 +104,10 @@ def main(argv: list[str]) -> int:
         if is_first(model.predictor.model.backbone.description) and not options.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
     if options.json:
-        print(json_text({"model": str(folder), **_known(model)}))
+        names = ("expected", "folds", "choice", "calibration", "data", "run", "checkpoint")
+        facts = {"model": str(folder), "method": model.predictor.config.method}
+        facts |= {name: model.about[name] for name in names}
+        print(json_text({**facts, "temperature": model.predictor.confidence.temperature}))
     else:
         _print(model)
         print(folder)
@@ -127,7 +125,6 @@ def _stops(offer: str) -> bool:
 def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
     """The settings of each method to compare, or of the single one."""
     from patchgen.methods import compared_methods
-    from patchgen.methods.presets import method_settings
 
     if "method" in given and options.methods is not None:
         raise ValueError("--method and --methods exclude each other: one method, or several to compare")
@@ -139,17 +136,7 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
         raise ValueError(f"--methods needs at least one name, such as {BEST} (`patchgen methods` lists them)")
     if single and "method" not in given and not options.quiet:
         print(f"method: {BEST}; name several with --methods to compare them at left-out sites", file=sys.stderr)
-    if len(labels) > 1:
-        return configs_of(labels, given, options.layers)
-    settings = {**given, **method_settings(labels[0])}
-    return [settings_of(Config, options.layers(settings), settings)]
-
-
-def _known(model: "Model") -> dict[str, Any]:
-    names = ("expected", "folds", "choice", "calibration", "data", "run", "checkpoint")
-    facts = {name: model.about[name] for name in names}
-    temperature = model.predictor.confidence.temperature
-    return {"method": model.predictor.config.method, **facts, "temperature": temperature}
+    return configs_of(labels, given, options.layers)
 
 
 def _print(model: "Model") -> None:

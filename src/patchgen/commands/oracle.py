@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from patchgen.commands import print_table, require_data
+from patchgen.commands import print_table
 from patchgen.common.files import expanded
 from patchgen.common.text import json_text
 
@@ -17,13 +17,19 @@ def list_sets(json: bool = False) -> None:
     Args:
         json: Print every parameter as JSON instead of a table.
     """
-    from patchgen.data.oracle import SUITE
+    from patchgen.data.oracle import SUITE, Oracle
 
     if json:
         print(json_text({name: asdict(spec) for name, spec in SUITE.items()}))
         return
-    rows = [_summary(name) for name in SUITE]
-    print_table(list(rows[0]), [list(map(str, row.values())) for row in rows])
+    head = ("name", "classes", "held out", "C*", "objects", "distractors", "correlation", "unseen", "local", "images")
+    rows = []
+    for name, spec in SUITE.items():
+        laws = ", ".join(f"{d.name} {d.correlation:g}{' (turned)' * d.turned}" for d in spec.domains)
+        patches, local = f"{spec.predictive} of {spec.grid**2}", "yes" if spec.local else "no"
+        rows.append((name, spec.classes, spec.held_out, patches, spec.objects, spec.distractors, laws, spec.unseen,
+                     local, len(Oracle(spec))))  # fmt: skip
+    print_table(head, [list(map(str, row)) for row in rows])
 
 
 def write_set(
@@ -78,10 +84,13 @@ def compose_set(
     from patchgen.common.progress import Progress
     from patchgen.data.compose import compose
 
-    require_data(data)
     names = None if classes is None else [name.strip() for name in classes.split(",")]
+    try:
+        shares = [float(word) for word in correlation.split(",")]
+    except ValueError:
+        raise ValueError(f"--correlation must be numbers separated by commas, got {correlation!r}") from None
     composition = compose(
-        data, domain=domain, classes=names, num_classes=num_classes, correlation=_shares(correlation),
+        data, domain=domain, classes=names, num_classes=num_classes, correlation=shares,
         per_class=per_class, object_size=object, image_size=image_size, seed=seed,
     )  # fmt: skip
     if expanded(out).absolute().is_relative_to(composition.root):
@@ -89,27 +98,6 @@ def compose_set(
     with Progress("composing", len(composition), quiet=quiet) as bar:
         folder = composition.write(out, bar.advance)
     print(folder / "images")
-
-
-def _shares(text: str) -> list[float]:
-    """The numbers of `--correlation`."""
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--correlation must be numbers separated by commas, got {text!r}") from None
-
-
-def _summary(name: str) -> dict[str, Any]:
-    """One line of the list; a correlation is the share of images whose background is the class's own."""
-    from patchgen.data.oracle import Oracle, suite_spec
-
-    spec = suite_spec(name)
-    laws = [f"{d.name} {d.correlation:g}{' (turned)' if d.turned else ''}" for d in spec.domains]
-    return {
-        "name": name, "classes": spec.classes, "held out": spec.held_out, "C*": f"{spec.predictive} of {spec.grid**2}",
-        "objects": spec.objects, "distractors": spec.distractors, "correlation": ", ".join(laws),
-        "unseen": spec.unseen, "local": "yes" if spec.local else "no", "images": len(Oracle(spec)),
-    }  # fmt: skip
 
 
 COMMAND: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}

@@ -1,9 +1,7 @@
 """patchgen predict MODEL IMAGES...: class and confidence of images, with any model or run, as a table, CSV or JSON.
 
-A file is made in parts: a stopped command resumes, and processes can share the work. A part is a number of whole
-batches, so that each image is predicted in the batch that one process would make. Parts are in a hidden folder next to
-the target. Its name has a digest of the model, the format and the images, so that parts of others are never used, and a
-file with the target's name is always complete.
+A file is made in parts of whole batches, which a stopped command or several processes share, in a hidden folder next to
+the target. Its name has a digest of the model, the format and the images, so that parts of others are never used.
 """
 
 import csv
@@ -19,10 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from patchgen.commands import COUNT, announce, check_bounds, check_file
-from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.options import EngineOptions, ImageOptions, RuntimeOptions
-from patchgen.common.files import expanded, is_replaceable, refuse_links, replacing, write_text
+from patchgen.commands import check_file
+from patchgen.commands.options import EngineOptions, ImageOptions, RuntimeOptions, find_images, report_unreadable
+from patchgen.common.files import is_replaceable, refuse_links, replacing, write_text
 from patchgen.common.text import csv_cell, json_text, printable
 from patchgen.common.untrusted import read_json
 
@@ -46,31 +43,22 @@ class PredictArguments(ImageOptions, RuntimeOptions, EngineOptions):
     batch: int = 64
     """Images per forward pass."""
 
-    @property
-    def file(self) -> str | None:
-        """The file to write in parts; None for a stream (standard output, a device or a pipe)."""
-        name = self.csv or self.jsonl
-        streamed = name in (None, "-") or not (is_replaceable(str(name)) or Path(str(name)).is_dir())
-        return None if streamed else name
-
 
 def predict(arguments: PredictArguments) -> int:
     formats = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
     if len(formats) > 1:
         raise ValueError(f"{' and '.join(formats)} exclude each other: choose one")
-    check_bounds(arguments, batch=COUNT)
-    arguments.check_engine()
-    if arguments.file:
-        check_file(arguments.file, formats[0])
-    elif not arguments.alone:
+    name = arguments.csv or arguments.jsonl
+    streamed = name in (None, "-") or not (is_replaceable(str(name)) or Path(str(name)).is_dir())  # a device, a pipe
+    file = None if streamed else check_file(str(name), formats[0])
+    if not file and not arguments.alone:
         raise ValueError("--engine and --workers need a plain file to write to: add --csv FILE or --jsonl FILE")
-    announce()
     paths = find_images(arguments.images)
     arguments.use_threads()
     predictor = arguments.load(len(paths))
-    if arguments.file:
-        unreadable = _write_file(arguments, expanded(arguments.file), predictor, paths)
-        print(arguments.file)
+    if file:
+        unreadable = _write_file(arguments, file, predictor, paths)
+        print(name)
     else:
         unreadable = _write_stream(arguments, predictor, paths)
     return report_unreadable(unreadable, len(paths), arguments.strict)
@@ -90,7 +78,7 @@ def _format(arguments: PredictArguments, predictor: "Predictor", paths: Sequence
     if arguments.csv:
         flag = ["unlike_training"] if predictor.confidence.familiar else []
         names = ["path", "label", "confidence", *flag, *(f"p_{printable(name)}" for name in classes)]
-        return Format(lambda row: _csv_line(_cells(row)), _csv_line(names))
+        return Format(_csv_line, _csv(names))
     if arguments.jsonl:
         return Format(lambda row: json_text(_record(row, classes), None) + "\n")
     if arguments.json:
@@ -104,16 +92,16 @@ def _format(arguments: PredictArguments, predictor: "Predictor", paths: Sequence
     return Format(line, f"{'path':<{path}}{'label':<{label}}confidence\n")
 
 
-def _csv_line(cells: Sequence[str]) -> str:
+def _csv(cells: Sequence[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
 
 
-def _cells(row: "Prediction") -> list[str]:
+def _csv_line(row: "Prediction") -> str:
     flag = [] if row.unlike_training is None else [str(row.unlike_training).lower()]
-    path, label = (csv_cell(printable(text)) for text in (row.path, row.label))
-    return [path, label, f"{row.confidence:.6f}", *flag, *(f"{p:.6f}" for p in row.probabilities)]
+    names = (csv_cell(printable(text)) for text in (row.path, row.label))
+    return _csv([*names, f"{row.confidence:.6f}", *flag, *(f"{p:.6f}" for p in row.probabilities)])
 
 
 def _record(row: "Prediction", classes: Sequence[str]) -> dict[str, Any]:
@@ -152,11 +140,7 @@ def _write_stream(arguments: PredictArguments, predictor: "Predictor", paths: Se
 def _write_file(
     arguments: PredictArguments, file: Path, predictor: "Predictor", paths: Sequence[Path]
 ) -> "list[Unreadable]":
-    """Predict the missing parts, write the file, and return the unreadable images.
-
-    Raises:
-        ValueError: another process writes the same, or a part failed; finished parts are kept.
-    """
+    """Predict the missing parts, write the file, and return the unreadable images."""
     from patchgen.predict.predictor import Unreadable, identity
     from patchgen.sweep.jobs import UnitFolder
 
@@ -170,14 +154,13 @@ def _write_file(
     refuse_links(work)
     with UnitFolder(work, target).locked():
         _remove_others(work, target)
-        units = list(_units(arguments, predictor, paths, work, size))
+        units = list(_parts(arguments, predictor, paths, work, size))
         if arguments.alone:
             _predict_here(arguments, predictor, units)
         elif failures := arguments.do_units(units, work, "parts"):
             label, reason = next(iter(failures.items()))
-            raise ValueError(
-                f"{label}: {reason.strip().splitlines()[-1]}; the rest is kept, and the same command continues"
-            )
+            last = reason.strip().splitlines()[-1]
+            raise ValueError(f"{label}: {last}; the rest is kept, and the same command continues")
         unreadable = []
         with replacing(target) as temporary, temporary.open("wb") as stream:
             stream.write(head.encode("utf-8", "backslashreplace"))
@@ -212,7 +195,7 @@ def _remove_others(work: Path, target: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _units(
+def _parts(
     arguments: PredictArguments, predictor: "Predictor", paths: Sequence[Path], work: Path, size: int
 ) -> "Iterator[Unit]":
     from patchgen.sweep.jobs import Needs, Unit
@@ -235,24 +218,20 @@ def _predict_here(arguments: PredictArguments, predictor: "Predictor", units: "S
             bar.say("of an earlier attempt are reused")
         for unit in units:
             if not unit.folder.done:
-                _write_part(arguments, predictor, unit.arguments["images"], unit.result, bar.tick)
+                predict_part(unit.claim, **unit.arguments, predictor=predictor, tick=bar.tick)
 
 
-def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
-    """One part, in a worker process."""
-    options = PredictArguments(**arguments)
-    _write_part(options, options.load_once(), images, result)
-
-
-def _write_part(
-    arguments: PredictArguments, predictor: "Predictor", images: Sequence[str], result: str | Path,
-    tick: Callable[[int], None] = lambda count: None,
+def predict_part(
+    folder: Path, arguments: dict[str, Any], images: list[str], result: str, predictor: "Predictor | None" = None,
+    tick: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Write the lines of a part, and its unreadable images."""
+    """Write the lines of a part, and its unreadable images; a worker process loads its own predictor, once."""
     from patchgen.predict.predictor import Unreadable
 
-    line = _format(arguments, predictor).line
-    rows = list(predictor.predict([Path(image) for image in images], arguments.batch, tick))
+    options = PredictArguments(**arguments)
+    predictor = predictor or options.load_once()
+    line = _format(options, predictor).line
+    rows = list(predictor.predict(images, options.batch, tick))
     unreadable = [(str(row.path), row.reason) for row in rows if isinstance(row, Unreadable)]
     lines = [line(row) for row in rows if not isinstance(row, Unreadable)]
     write_text(result, json_text({"lines": lines, "unreadable": unreadable}))

@@ -2,17 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, print_table
+from patchgen.commands import print_table
 from patchgen.common.text import printable
-
-if TYPE_CHECKING:
-    from patchgen.report.table import Grid
 
 
 def report(
@@ -31,26 +27,19 @@ def report(
     """
     if not runs:
         raise ValueError("RUNS is missing; give the folder that holds the runs, such as runs")
-    announce(quiet)
+    from patchgen.report.render import BEST, to_terminal
     from patchgen.report.write import write_report
 
     made = write_report([Path(folder) for folder in runs], Path(out), part)
     if not quiet:
         with contextlib.redirect_stdout(sys.stderr):  # only the page's path goes to stdout
-            _show(made.grids)
+            for grid in made.grids:
+                print(f"\n{printable(grid.title)}\n{printable(grid.setup)}")
+                print_table(*to_terminal(grid))
+            if any(grid.best for grid in made.grids):
+                print(f"(best): {BEST}")
         print(made.summary(), file=sys.stderr)
     print(made.page)
-
-
-def _show(grids: "Sequence[Grid]") -> None:
-    """Print every table with its legend."""
-    from patchgen.report.render import BEST, to_terminal
-
-    for grid in grids:
-        print(f"\n{printable(grid.title)}\n{printable(grid.setup)}")
-        print_table(*to_terminal(grid))
-    if any(grid.best for grid in grids):
-        print(f"(best): {BEST}")
 
 
 COMMAND = report

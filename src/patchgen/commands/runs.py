@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from patchgen.commands import print_table
 from patchgen.common.text import did_you_mean, duration, json_text
-
-if TYPE_CHECKING:
-    from patchgen.runs.find import Description
 
 Folders = Annotated[tuple[str, ...], tyro.conf.Positional]
 
@@ -30,18 +27,15 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
         print(json_text([asdict(run) for run in runs]))
     elif runs:
         head = ("run", "state", "method", "data", "unseen", "seed", "accuracy %", "age", "size")
-        print_table(head, [_cells(run) for run in runs])
-        for run in runs:
-            if run.error:
-                print(f"{run.run}: {run.error}")
+        rows = [
+            (run.run, run.state, run.method, run.data, run.unseen, str(run.seed),
+             "" if run.accuracy is None else f"{100 * run.accuracy:.1f}", duration(run.age), _size(run.size))
+            for run in runs
+        ]  # fmt: skip
+        print_table(head, rows)
+        print(*(f"{run.run}: {run.error}\n" for run in runs if run.error), sep="", end="")
     else:
         print(f"no runs in {', '.join(folders)}")
-
-
-def _cells(run: "Description") -> list[str]:
-    score = "" if run.accuracy is None else f"{100 * run.accuracy:.1f}"
-    return [run.run, run.state, run.method, run.data, run.unseen, str(run.seed), score, duration(run.age),
-            _size(run.size)]  # fmt: skip
 
 
 def _size(count: float) -> str:

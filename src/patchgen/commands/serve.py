@@ -8,15 +8,14 @@ from typing import Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce
-from patchgen.commands.options import DeviceOptions, WeightsOptions
+from patchgen.commands.options import LoadOptions
 
 CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class ServeArguments(WeightsOptions, DeviceOptions):
+class ServeArguments(LoadOptions):
     """Open models and runs in the browser: predictions, masks, rankings, models and runs side by side."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUNS...")]
@@ -31,21 +30,8 @@ class ServeArguments(WeightsOptions, DeviceOptions):
     """Runtime of predictions and masks; rankings and removed patches always use torch."""
 
 
-def require_extra() -> None:
-    """ValueError with the fix if the packages of the extra are missing."""
-    missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if find_spec(name) is None]
-    if missing:
-        raise ValueError(f"the viewer needs {', '.join(missing)}; install it with: pip install 'patchgen[viewer]'")
-
-
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ValueError: the port is in use, or the address is not one of this machine.
-    """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port must be between 0 and 65535, not {port}")
+    """A listening socket; ValueError: the port is in use, or the address is not one of this machine."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
@@ -55,47 +41,40 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(arguments: ServeArguments) -> None:
-    require_extra()
-    announce()
+    missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"the viewer needs {', '.join(missing)}; install it with: pip install 'patchgen[viewer]'")
+    import webbrowser
+
     import uvicorn
 
     from patchgen.viewer.app import create_app
     from patchgen.viewer.guard import HeaderTimeout, Hosts
     from patchgen.viewer.library import Library, find_items
 
-    how = {"checkpoint": arguments.checkpoint, **arguments.device, **arguments.weights}
-    library = Library(find_items(arguments.folders), arguments.runtime, **how)
+    items = find_items(arguments.folders)
+    library = Library(items, arguments.runtime, checkpoint=arguments.checkpoint, **arguments.how)
     if len(library.items) == 1:  # report a loading error here, not in the browser
         library.predictor(next(iter(library.items)))
     app = create_app(library, Hosts(arguments.host, also=socket.gethostname()))
     with listen(arguments.host, arguments.port) as listener:
-        address = _address(arguments.host, listener.getsockname()[1])
-        if arguments.host not in LOOPBACK:
+        host = arguments.host
+        name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        address = f"http://{name}:{listener.getsockname()[1]}/"
+        if host not in LOOPBACK:
             print(
-                f"patchgen serve: WARNING: listening at {arguments.host}: everybody who can reach this machine can use "
+                f"patchgen serve: WARNING: listening at {host}: everybody who can reach this machine can use "
                 "the viewer and see these runs; there is no password and no encryption",
                 file=sys.stderr,
             )
         print(address, flush=True)
         if arguments.open:
-            import webbrowser
-
             webbrowser.open(address)
         config = uvicorn.Config(
-            app,
-            http=HeaderTimeout,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=3,
-            limit_concurrency=CONNECTIONS,
-        )
+            app, http=HeaderTimeout, log_level="warning", access_log=False, server_header=False,
+            timeout_graceful_shutdown=3, limit_concurrency=CONNECTIONS,
+        )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _address(host: str, port: int) -> str:
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{port}/"
 
 
 COMMAND = serve

@@ -1,7 +1,7 @@
 """The settings of a run as options of a command: parsed once, into the values that were given.
 
-    options, given = parse_settings(TrainOptions, "train", argv, layers)
-    config = settings_of(Config, layers(options, given), given)
+    options, given = parse_settings(TrainOptions, argv)
+    config = settings_of(Config, options.layers(given), given)
 
 Help shows the value of each setting that the command would use with the other words, and where it comes from.
 """
@@ -12,14 +12,14 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from patchgen.commands import HELP, Maybe, option_name, parse, refuse_unknown
 from patchgen.config import PRESETS, Config, Settings, config_class, default_of, load_settings, read_settings
 
-O = TypeVar("O")  # noqa: E741
+O = TypeVar("O", bound="SettingsOptions")  # noqa: E741
 S = TypeVar("S", bound=Settings)
 Layers = list[tuple[str, Mapping[str, Any]]]  # (where the values come from, values): later ones replace earlier ones
 
@@ -35,23 +35,37 @@ GROUPS: dict[str, tuple[str, ...]] = {
                 "checkpoint_activations", "compile", "deterministic"),
     "mdg_gcd": ("known", "unlabelled", "labelled_share", "num_classes"),
 }  # fmt: skip
-STREAM, REST = "stream", "machine"  # the group of settings that only streams have, and of those not named above
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+STREAM = "stream"  # the group of settings that only streams have
 # rates of these methods in the preset `small`, so that help and checks need not import torch
 SMALL_RATES: dict[str, dict[str, float]] = {
     "lp": {"lr": 3e-3}, "lp-ln": {"lr": 3e-3},
     "patchgen": {"lr": 3e-3, "lr_module": 1e-3}, "patchgen-select": {"lr": 3e-3, "lr_module": 1e-3},
 }  # fmt: skip
-METAVARS = {int: "INT", float: "FLOAT", str: "STR", dict: "[NAME VALUE ...]"}
-Kinds = tuple[type[Settings], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StartOptions:
+class SettingsOptions:
+    """The options of a command that also takes the settings of a run."""
+
+    command: ClassVar[str]
+    kinds: ClassVar[tuple[type[Settings], ...]] = (Config,)  # their fields are options; one of another task is refused
+    hidden: ClassVar[Collection[str]] = ()  # fields that are no options of this command
+    texts: ClassVar[Mapping[str, str]] = {}  # help of fields whose meaning differs here
+
+    def layers(self, given: Mapping[str, Any]) -> Layers:
+        """The values behind the given ones."""
+        raise NotImplementedError
+
+    def task(self, given: Mapping[str, Any]) -> Any:
+        return given.get("task")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartOptions(SettingsOptions):
     """Where the settings that are not given come from."""
 
-    preset: Annotated[
-        Literal["small", "paper", "quick"] | None, tyro.conf.arg(metavar="{small,paper,quick}", help_behavior_hint="")
-    ] = None
+    preset: Maybe[Literal["small", "paper", "quick"]] = None
     """`small` (the default): minutes on two cores. `paper`: the published protocol (5001 steps, DomainNet 15001).
     `quick`: that of `fit --quick`."""
     config: Maybe[str] = None
@@ -71,93 +85,53 @@ class StartOptions:
         return given.get("task") or (read_settings(self.config).get("task") if self.config else None)
 
 
-def parse_settings(
-    command: type[O],
-    name: str,
-    argv: list[str],
-    layers: Callable[[O, dict[str, Any]], Layers],
-    *,
-    kinds: Kinds = (Config,),
-    hidden: Collection[str] = (),
-    texts: Mapping[str, str] | None = None,
-) -> tuple[O, dict[str, Any]]:
-    """The command's own options, and the settings that were given, as name -> value.
-
-    Args:
-        command: A dataclass of the options in addition to the settings.
-        layers: The values behind the given ones, from the command's options and the given settings; for help.
-        kinds: The classes whose fields are options; an option of another task is refused.
-        hidden: Fields that are no options of this command.
-        texts: Help of fields whose meaning differs here.
-    """
+def parse_settings(command: type[O], argv: list[str]) -> tuple[O, dict[str, Any]]:
+    """The command's own options, and the settings that were given, as name -> value."""
     config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes)
     words = [word for word in argv if word not in HELP]
-    known = [f.name for each in (command, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]  # type: ignore[arg-type]
-    options, given = parse(settings_schema(command, kinds, hidden), name, words, config, known), dict[str, Any]()
+    kinds: tuple[type[Any], ...] = (command, *command.kinds)
+    known = [f.name for each in kinds for f in dataclasses.fields(each) if f.name not in command.hidden]
+    options, given = parse(settings_schema(command), command.command, words, config, known), dict[str, Any]()
     for group in (*GROUPS, STREAM):
         settings = getattr(options, group, {})
         given |= {key: dict(value) if key in ("hparams", "options") else value for key, value in settings.items()}
-    kind = config_class(options.task(given)) if isinstance(options, StartOptions) else kinds[0]
+    kind = config_class(options.task(given))
     fields = {field.name for field in dataclasses.fields(kind)}
     if foreign := [key for key in given if key not in fields]:
         refuse_unknown([option_name(foreign[0])], fields)
     if len(words) < len(argv):
-        values = in_force(kind, layers(options, given), given)
-        shown = settings_schema(command, (kind,), hidden, {**field_help(kind), **(texts or {})}, values)
-        parse(shown, name, ["--help"], config)
+        shown = settings_schema(command, kind, in_force(kind, options.layers(given), given))
+        parse(shown, command.command, ["--help"], config)
     return options, given
 
 
 def settings_schema(
-    command: type,
-    kinds: Kinds = (Config,),
-    hidden: Collection[str] = (),
-    texts: Mapping[str, str] = {},
-    values: Mapping[str, str] = {},
+    command: type[SettingsOptions], kind: type[Settings] | None = None, values: Mapping[str, str] = {}
 ) -> Any:
     """The dataclass `command` with a field for each group of settings: a TypedDict of those that are given.
 
-    Args:
-        texts: Help of each field.
-        values: The value in force of each field, as help shows it.
+    For help: of one `kind` alone, with the value in force of each field.
     """
+    texts = {**field_help(kind), **command.texts} if kind else {}
     hints: dict[str, list[Any]] = {}
-    for kind in kinds:
-        types = get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            if field.name not in hidden:
+    for each in (kind,) if kind else command.kinds:
+        types = get_type_hints(each)
+        for field in dataclasses.fields(each):
+            if field.name not in command.hidden:
                 hints.setdefault(field.name, []).append(types[field.name])
     groups: dict[str, dict[str, Any]] = {group: {} for group in (*GROUPS, STREAM)}
     for name, alternatives in hints.items():
         hint: Any = Union[tuple(alternatives)]  # noqa: UP007
-        about = tyro.conf.arg(
-            help=texts.get(name, "").replace("\n", " "), metavar=None if name == "data" else _metavar(hint),
-            help_behavior_hint=values.get(name, ""),
-        )  # fmt: skip
+        about = tyro.conf.arg(help=texts.get(name, "").replace("\n", " "), help_behavior_hint=values.get(name, ""))
         if get_origin(hint) is dict:  # read as pairs: unlike a dictionary, they may be left out
             hint = tuple[tuple[*get_args(hint)], ...]  # type: ignore[misc]
         place = tyro.conf.Positional[hint] if name == "data" else hint  # type: ignore[misc]
-        groups[_group(name)][name] = Annotated[place, about]
+        groups[GROUP_OF.get(name, STREAM)][name] = Annotated[place, about]
     made = {group: TypedDict(group, members, total=False) for group, members in groups.items() if members}  # type: ignore[operator]
     return dataclasses.make_dataclass(
         command.__name__, made.items(), bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True,
         kw_only=True,
     )  # fmt: skip
-
-
-def _group(name: str) -> str:
-    if name not in {field.name for field in dataclasses.fields(Config)}:
-        return STREAM
-    return next((group for group, names in GROUPS.items() if name in names), REST)
-
-
-def _metavar(hint: Any) -> str | None:
-    """`INT` for `int | None`, and `{a,b}` for choices; None leaves it to tyro."""
-    parts = (hint,) if get_origin(hint) in (Literal, dict) else get_args(hint) or (hint,)
-    parts = tuple(part for part in parts if part is not type(None))
-    choices = dict.fromkeys(choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
-    usual = METAVARS.get(get_origin(parts[0]) or parts[0])
-    return "{" + ",".join([*choices, *([usual] if usual else [])]) + "}" if choices else usual
 
 
 def field_help(kind: type) -> dict[str, str]:
@@ -185,14 +159,9 @@ def in_force(kind: type[Settings], layers: Layers, given: Mapping[str, Any]) -> 
         if value is dataclasses.MISSING:
             shown[field.name] = "(required)"
         elif value is not None and value != {}:
-            shown[field.name] = f"({_shown(value)}{origin})" if origin else f"(default: {_shown(value)})"
+            text = " ".join(f"{name} {inner}" for name, inner in value.items()) if isinstance(value, dict) else value
+            shown[field.name] = f"({text}{origin})" if origin else f"(default: {text})"
     return shown
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def preset_layers(preset: str, given: Mapping[str, Any]) -> Layers:

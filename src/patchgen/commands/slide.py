@@ -13,13 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from patchgen.commands import COUNT, Maybe, announce, check_bounds
-from patchgen.commands.inputs import report_slides
-from patchgen.commands.options import RuntimeOptions
+from patchgen.commands import Maybe
+from patchgen.commands.options import RuntimeOptions, report_slides
 from patchgen.commands.slide_tiles import SlideOptions, cut_tiles
 from patchgen.common.files import expanded, write_text
 from patchgen.common.text import json_text, printable
@@ -41,8 +38,6 @@ class SlideArguments(SlideOptions, RuntimeOptions):
     See `patchgen slide tiles --help` for cutting slides into labelled tiles for training.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUN")]
-    """Model folder, as `patchgen fit` prints it, or run folder, as `patchgen train` does."""
     mpp: Maybe[float] = None
     """Resolution of the tiles in microns per pixel (0.5 is 20x); by default that of the training tiles."""
     tile: Maybe[int] = None
@@ -54,9 +49,6 @@ class SlideArguments(SlideOptions, RuntimeOptions):
 
     def find_slides(self) -> list[Path]:
         """The slide files, which must have different names."""
-        if not self.slides:
-            raise ValueError("no slide given; name slide files after the model")
-        check_bounds(self, batch=COUNT)
         slides = super().find_slides()
         twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
         if twice:
@@ -86,37 +78,24 @@ class SlideArguments(SlideOptions, RuntimeOptions):
         from patchgen.slides.tissue import tissue_facts
 
         return {
-            "slide": slide.path.name,
-            "bytes": slide.path.stat().st_size,
-            "slide_mpp": list(slide.mpp),
-            "mpp": self.mpp,
-            "tile": self.tile,
-            "min_tissue": self.min_tissue,
+            "slide": slide.path.name, "bytes": slide.path.stat().st_size, "slide_mpp": list(slide.mpp),
+            "mpp": self.mpp, "tile": self.tile, "min_tissue": self.min_tissue,
             **tissue_facts(slide.path, self.tissue, self.mask),
-            "image_size": predictor.config.image_size,
-            "classes": list(predictor.classes),
-            "model": digest,
-        }
+            "image_size": predictor.config.image_size, "classes": list(predictor.classes), "model": digest,
+        }  # fmt: skip
 
 
-Scaled = TypeVar("Scaled", bound=SlideArguments)
-
-
-def _with_scale(arguments: Scaled, predictor: "Predictor") -> Scaled:
-    """The arguments with --mpp and --tile of the training tiles, where they are not given.
-
-    Raises:
-        ValueError: the model does not know them.
-    """
+def _with_scale(arguments: SlideArguments, predictor: "Predictor") -> SlideArguments:
+    """The arguments with --mpp and --tile of the training tiles, where they are not given."""
     from patchgen.data.table import TileScale
 
     known = predictor.tiles
-    if known is None and (arguments.mpp is None or arguments.tile is None):
-        raise ValueError(
-            f"{arguments.model} does not say at what scale its training images were cut: give --mpp (microns per "
-            "pixel, such as 0.5) and --tile (pixels, such as 224), as those images have them"
-        )
     if known is None:
+        if arguments.mpp is None or arguments.tile is None:
+            raise ValueError(
+                f"{arguments.model} does not say at what scale its training images were cut: give --mpp (microns per "
+                "pixel, such as 0.5) and --tile (pixels, such as 224), as those images have them"
+            )
         return arguments
     scale = TileScale(arguments.mpp or known.mpp, arguments.tile or known.side)
     if scale != known:
@@ -130,8 +109,7 @@ def _process(
 ) -> tuple[list[Path], dict[str, str]]:
     """Call a function for each slide, here or on the engine; returns finished results and failures, in their order.
 
-    Args:
-        ending: Of a result's name after that of the slide; without it results are folders.
+    Results are folders, or files whose name is that of the slide with an `ending`.
     """
     from patchgen.slides.cut import DESCRIPTION, check_settings
     from patchgen.slides.slide import UnreadableSlide, open_slide
@@ -170,7 +148,6 @@ def map_slides(arguments: SlideArguments) -> int:
 
     slides = arguments.find_slides()
     patients = read_patients(arguments.patients) if arguments.patients else {}
-    announce()
     from patchgen.slides.cohort import write_cohort
 
     finished, failures = _process(arguments, slides, map_slide)
@@ -181,18 +158,14 @@ def map_slides(arguments: SlideArguments) -> int:
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
-    """Process one slide; `folder` has the partial results, and `result` appears when it is complete.
-
-    Raises:
-        UnreadableSlide: the slide cannot be used, or shows no tissue.
-    """
+    """Process one slide; `folder` has the partial results, and `result` appears when it is complete."""
     from PIL import Image
 
     from patchgen.common.progress import Progress
     from patchgen.slides.cohort import save_thumbnail
     from patchgen.slides.cut import DESCRIPTION, TILES, check_settings
-    from patchgen.slides.heatmap import save_png
-    from patchgen.slides.scan import scan
+    from patchgen.slides.heatmap import collect_maps, save_png, write_geojson, write_map
+    from patchgen.slides.scan import read_tiles, scan
     from patchgen.slides.slide import open_slide
 
     options, path, part = SlideArguments(**arguments), Path(slide), folder / PART
@@ -207,26 +180,14 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
         save_thumbnail(part, small, grid)
         with Progress(printable(path.name), len(places), quiet=quiet) as bar:
             scan(predictor, opened, grid, places, part / TILES, options.batch, bar.tick)
-        files = _write_results(part, predictor.classes, grid, small, opened.mpp)
+        tiles, files = read_tiles(part / TILES), {}
+        write_geojson(part / "tiles.geojson", tiles, predictor.classes)
+        for i, (name, values) in enumerate(collect_maps(tiles, grid, predictor.classes).items()):
+            plain = re.sub(r"[^\w-]+", "_", name)[:48]  # the number distinguishes classes with the same plain name
+            files[name] = write_map(part / f"map_{i:02d}_{plain}", name, values, grid, small, opened.mpp)
         facts = {"tiles": len(places), "origin": list(opened.origin), "files": files}
     write_text(part / DESCRIPTION, json_text(settings | facts) + "\n")
     os.replace(part, result)
-
-
-def _write_results(
-    folder: Path, classes: Sequence[str], grid: "TileGrid", small: "np.ndarray", mpp: tuple[float, float]
-) -> dict[str, list[str]]:
-    """Write shapes and maps from the CSV; returns the file names of the maps."""
-    from patchgen.slides.cut import TILES
-    from patchgen.slides.heatmap import collect_maps, write_geojson, write_map
-    from patchgen.slides.scan import read_tiles
-
-    tiles, files = read_tiles(folder / TILES), {}
-    write_geojson(folder / "tiles.geojson", tiles, classes)
-    for i, (name, values) in enumerate(collect_maps(tiles, grid, classes).items()):
-        plain = re.sub(r"[^\w-]+", "_", name)[:48]  # the number distinguishes classes with the same plain name
-        files[name] = write_map(folder / f"map_{i:02d}_{plain}", name, values, grid, small, mpp)
-    return files
 
 
 # Vectors
@@ -250,7 +211,7 @@ class SlideEmbedArguments(SlideArguments):
         path = expanded(self.model)
         if is_model_folder(path) or (path / "config.yaml").is_file():
             return super().load_model()
-        predictor = _load_encoder(self.model, self.image_size, *self.device.values())
+        predictor = _load_encoder(self.model, self.image_size, self.accelerator, self.precision)
         return predictor, predictor.model.backbone.digest()[:16]
 
     def settings(self, predictor: "Predictor", slide: "Slide", digest: str) -> dict[str, Any]:
@@ -268,7 +229,6 @@ def embed_slides(arguments: SlideEmbedArguments) -> int:
     slides, out = arguments.find_slides(), expanded(arguments.out)
     if arguments.runtime not in ("auto", "torch") or not arguments.what:
         raise ValueError("`slide embed` uses torch; leave --runtime out, and name a vector with --what")
-    announce()
     from patchgen.predict.embed import require_parquet
 
     require_parquet(out / f"x.{arguments.format}")
@@ -278,11 +238,7 @@ def embed_slides(arguments: SlideEmbedArguments) -> int:
 
 
 def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
-    """Embed one slide; `result` appears when it is complete.
-
-    Raises:
-        UnreadableSlide: the slide cannot be used, or shows no tissue.
-    """
+    """Embed one slide; `result` appears when it is complete."""
     import numpy as np
 
     from patchgen.common.progress import Progress

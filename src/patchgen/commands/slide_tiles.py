@@ -3,20 +3,14 @@
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
-from patchgen.commands import COUNT, POSITIVE, Maybe, check_bounds, check_folder, print_table
-from patchgen.commands.inputs import report_slides
-from patchgen.commands.options import EngineOptions
+from patchgen.commands import Maybe, check_folder, print_table
+from patchgen.commands.options import EngineOptions, report_slides
 from patchgen.common.files import expanded
 from patchgen.common.text import printable
-
-if TYPE_CHECKING:
-    from patchgen.slides.cut import CutSettings
-    from patchgen.slides.plan import TilesPlan
-    from patchgen.sweep.jobs import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +21,6 @@ class SlideOptions(EngineOptions):
     """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and other formats that OpenSlide reads; or folders of them."""
     out: str
     """Folder for the results; created if missing. Resumable with the same command."""
-    mpp: Maybe[float] = None
-    tile: Maybe[int] = None
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
     tissue: str = "otsu"
@@ -46,8 +38,6 @@ class SlideOptions(EngineOptions):
         from patchgen.slides.slide import require_openslide
         from patchgen.slides.tissue import check_rule
 
-        self.check_engine()
-        check_bounds(self, min_tissue="[0, 1]", mpp=POSITIVE, mpp_slide=POSITIVE, tile=COUNT)
         check_folder(self.out)
         slides = find_slides(self.slides)
         check_rule(self.tissue, self.mask, slides)
@@ -82,40 +72,16 @@ class TilesArguments(SlideOptions):
     from_corner: bool = False
     """Annotation coordinates start at the corner of the scanned area (as in QuPath with MIRAX), not of level 0."""
 
-    @property
-    def settings(self) -> "CutSettings":
-        """The settings that the tiles depend on."""
-        from patchgen.slides.cut import CutSettings
-
-        return CutSettings(**{field.name: getattr(self, field.name) for field in fields(CutSettings)})
-
-
-def _units(arguments: TilesArguments, plan: "TilesPlan") -> "list[Unit]":
-    """The work of each slide; ValueError for finished slides with other settings."""
-    from patchgen.slides.cut import DESCRIPTION, IMAGES, check_settings, description
-    from patchgen.sweep.jobs import Needs, Unit
-
-    out, needs, units = expanded(arguments.out), Needs(arguments.threads, "cpu"), []
-    for slide in plan.slides:
-        folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
-        check_settings(folder / DESCRIPTION, description(str(slide.path), annotation, slide.label, arguments.settings))
-        call = {
-            "slide": str(slide.path), "annotation": annotation, "label": slide.label,
-            "settings": asdict(arguments.settings), "result": str(folder.absolute()),
-        }  # fmt: skip
-        claim = out / ".work" / slide.folder.replace("/", "+")
-        units.append(Unit("patchgen.slides.cut:cut_slide", call, claim, folder, str(slide.path), needs))
-    return units
-
 
 def cut_tiles(arguments: TilesArguments) -> int:
     if not arguments.annotations and not arguments.labels:
         raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
-    check_bounds(arguments, overlap="[0, 1)", min_label="(0.5, 1]")
     slides = arguments.find_slides()
-    from patchgen.slides.cut import MANIFEST, SUMMARY, write_manifest, write_summary
+    from patchgen.slides import cut
     from patchgen.slides.plan import find_annotations, make_plan, read_rows
+    from patchgen.sweep.jobs import Needs, Unit
 
+    settings = cut.CutSettings(**{field.name: getattr(arguments, field.name) for field in fields(cut.CutSettings)})
     labels = read_rows(arguments.labels) if arguments.labels else {}
     plan = make_plan(
         slides, find_annotations(arguments.annotations), labels, classes=arguments.classes, ignore=arguments.ignore,
@@ -123,12 +89,22 @@ def cut_tiles(arguments: TilesArguments) -> int:
     )  # fmt: skip
     if not plan.slides:
         raise ValueError("no slide has an annotation or a label; annotations and rows are named like the slides")
-    units, out = _units(arguments, plan), expanded(arguments.out)
+    out, needs, units = expanded(arguments.out), Needs(arguments.threads, "cpu"), []
+    for slide in plan.slides:
+        folder, annotation = out / cut.IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
+        facts = cut.description(str(slide.path), annotation, slide.label, settings)
+        cut.check_settings(folder / cut.DESCRIPTION, facts)
+        call = {
+            "slide": str(slide.path), "annotation": annotation, "label": slide.label, "settings": asdict(settings),
+            "result": str(folder.absolute()),
+        }  # fmt: skip
+        claim = out / ".work" / slide.folder.replace("/", "+")
+        units.append(Unit("patchgen.slides.cut:cut_slide", call, claim, folder, str(slide.path), needs))
     out.mkdir(parents=True, exist_ok=True)
     failures = arguments.do_units(units, out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]
-    count = write_manifest(out, done, arguments.settings)
-    sites = write_summary(out, plan, failures)
+    count = cut.write_manifest(out, done, settings)
+    sites = cut.write_summary(out, plan, failures)
     if sites:
         header = ("site", "slides", *plan.classes, "ambiguous", "outside")
         print_table(header, [[site, *numbers] for site, numbers in sites.items()])
@@ -142,10 +118,10 @@ def cut_tiles(arguments: TilesArguments) -> int:
         print(f"annotations ignored: {number} x {printable(reason)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
     if count:
-        print(out / MANIFEST)
+        print(out / cut.MANIFEST)
     elif done:
         raise ValueError(
-            f"no tile has a label: all tissue is outside the annotations or ambiguous ({out / SUMMARY} counts it); "
+            f"no tile has a label: all tissue is outside the annotations or ambiguous ({out / cut.SUMMARY} counts it); "
             "check --mpp and --tile, lower --min-label, or add --from-corner"
         )
     return report_slides(failures, len(units) + len(plan.unlabelled), arguments.strict)

@@ -5,16 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from patchgen.commands import COUNT, announce, check_bounds, print_table
+from patchgen.commands import print_table
 from patchgen.common.text import json_text
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
-    from patchgen.runs.find import Failure
     from patchgen.sweep.jobs import Job
     from patchgen.sweep.launch import LauncherOptions
     from patchgen.sweep.recipe import Recipe
@@ -70,22 +69,30 @@ def sweep(arguments: SweepArguments) -> int:
         return 0
     if not arguments.recipes:
         raise ValueError("give a recipe, such as ablation-small: `--list` shows those of the package")
-    check_bounds(arguments, workers=COUNT, threads=COUNT, minutes=COUNT, retries="[0, inf]")
     selected = [read_recipe(find_recipe(word)) for word in arguments.recipes]
-    announce(arguments.quiet)
+    from patchgen.report.results import read_rows
     from patchgen.runs.find import FAILED
-    from patchgen.sweep.launch import LauncherOptions
+    from patchgen.sweep.jobs import can_retry
+    from patchgen.sweep.launch import LauncherOptions, Watch, launch, make_launcher
 
     names = ("workers", "threads", "retries", "address", "partition", "minutes")
     options = LauncherOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
-    jobs = _without_collected(_plan(selected, arguments, options), arguments)
+    jobs = _plan(selected, arguments, options)
+    if arguments.collected:
+        known, planned = {row["run"] for file in arguments.collected for row in read_rows(Path(file))}, jobs
+        jobs = [job for job in planned if job.run not in known]
+        if not arguments.quiet:
+            count = f"{len(planned) - len(jobs)} of {len(planned)}"
+            print(f"{count} runs are in {', '.join(arguments.collected)}", file=sys.stderr)
     if arguments.retry_failed and not arguments.dry_run:
         for job in jobs:
             if job.state == "failed":
                 (job.folder.path / FAILED).unlink(missing_ok=True)
     _print_forecast(jobs, arguments, options)
-    if not arguments.dry_run:
-        _launch(jobs, arguments, options)
+    todo = [job for job in jobs if not job.folder.done and can_retry(job, arguments.retries)]
+    if todo and not arguments.dry_run:
+        engine = make_launcher(arguments.engine, options, todo)
+        launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
     if arguments.parameters:
         from patchgen.sweep.parameters import write_parameters
 
@@ -108,18 +115,6 @@ def _plan(recipes: "Sequence[Recipe]", arguments: SweepArguments, options: "Laun
     configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
     track = arguments.track or False
     return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
-
-
-def _without_collected(jobs: list["Job"], arguments: SweepArguments) -> list["Job"]:
-    if not arguments.collected:
-        return jobs
-    from patchgen.report.results import read_rows
-
-    known = {row["run"] for file in arguments.collected for row in read_rows(Path(file))}
-    rest = [job for job in jobs if job.run not in known]
-    if not arguments.quiet:
-        print(f"{len(jobs) - len(rest)} of {len(jobs)} runs are in {', '.join(arguments.collected)}", file=sys.stderr)
-    return rest
 
 
 def _print_forecast(jobs: "Sequence[Job]", arguments: SweepArguments, options: "LauncherOptions") -> None:
@@ -159,23 +154,19 @@ def _states(jobs: "Sequence[Job]") -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state for job in jobs).items())
 
 
-def _launch(jobs: "Sequence[Job]", arguments: SweepArguments, options: "LauncherOptions") -> None:
-    from patchgen.sweep.jobs import can_retry
-    from patchgen.sweep.launch import Watch, launch, make_launcher
-
-    todo = [job for job in jobs if not job.folder.done and can_retry(job, arguments.retries)]
-    if todo:
-        engine = make_launcher(arguments.engine, options, todo)
-        launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
-
-
 def _conclude(jobs: "Sequence[Job]", arguments: SweepArguments) -> int:
     """Report failures and their reasons; exit code 1 if requested runs are missing."""
     from patchgen.runs.find import FAILED, failure_of
 
     failures = {job.run: failure_of(job.folder) for job in jobs}
     if arguments.json:
-        print(json_text([_facts(job, failures[job.run]) for job in jobs]))
+        about = [
+            {"run": str(job.folder.path), "labels": job.labels, "rows": job.rows, "state": job.state,
+             "attempts_failed": failure.attempts if (failure := failures[job.run]) else 0,
+             "error": failure.error if failure else None}
+            for job in jobs
+        ]  # fmt: skip
+        print(json_text(about))
     failed = [(job, failure) for job in jobs if job.state == "failed" and (failure := failures[job.run])]
     for job, failure in failed:
         times = f"{failure.attempts} attempt{'s' * (failure.attempts > 1)}"
@@ -187,17 +178,6 @@ def _conclude(jobs: "Sequence[Job]", arguments: SweepArguments) -> int:
     if failed and not arguments.quiet:
         print("fix these errors, then run the same command with --retry-failed", file=sys.stderr)
     return 0 if all(job.folder.done for job in jobs) else 1
-
-
-def _facts(job: "Job", failure: "Failure | None") -> dict[str, Any]:
-    return {
-        "run": str(job.folder.path),
-        "labels": job.labels,
-        "rows": job.rows,
-        "state": job.state,
-        "attempts_failed": failure.attempts if failure else 0,
-        "error": failure.error if failure else None,
-    }
 
 
 COMMAND = sweep

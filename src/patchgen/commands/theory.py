@@ -1,9 +1,6 @@
 """patchgen theory [--run RUN] [--out DIR]: the paper's inequalities where their premises hold, and on a run."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from patchgen.commands import announce, check_folder, print_table
+from patchgen.commands import check_folder, print_table
 from patchgen.common.text import json_text
 
 
@@ -29,11 +26,20 @@ def theory(
         json: Print JSON instead of tables.
         out: Folder for theory.json, theory.md and the figure (PNG and SVG).
     """
-    announce()
     folder = None if out is None else check_folder(out)
+    from patchgen.common.progress import Progress
+    from patchgen.theory.measure import check_arguments, measure_oracle, measure_run
     from patchgen.theory.report import HEADER, SCOPE, tables, write_theory
 
-    measured = _measure(run, sizes, images, seed, backbone=backbone, allow_download=allow_download)
+    total, trained = check_arguments(sizes, images, seed), None
+    if run:  # first, so that a wrong folder fails early
+        with Progress("theory, run", 2 * images) as bar:
+            trained = measure_run(run, images, bar.advance, backbone=backbone, allow_download=allow_download)
+    with Progress("theory", total) as bar:
+        oracle = measure_oracle(sizes, images, seed, bar.advance)
+        bar.say("measured")
+    settings = {"sizes": list(sizes), "images": images, "seed": seed}
+    measured = {"settings": settings, "scope": SCOPE, **oracle, "run": trained}
     if folder is not None:
         write_theory(measured, folder)
     if json:
@@ -45,24 +51,6 @@ def theory(
     print(f"\n{SCOPE}")
     if out is not None:
         print(out)
-
-
-def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int, **how: Any) -> dict[str, Any]:
-    """The content of theory.json; `run` is None if none was requested."""
-    from patchgen.common.progress import Progress
-    from patchgen.theory.measure import check_arguments, measure_oracle, measure_run
-    from patchgen.theory.report import SCOPE
-
-    trained = None
-    total = check_arguments(sizes, images, seed)
-    if run:  # first, so that a wrong folder fails early
-        with Progress("theory, run", 2 * images) as bar:
-            trained = measure_run(run, images, bar.advance, **how)
-    with Progress("theory", total) as bar:
-        measured = measure_oracle(sizes, images, seed, bar.advance)
-        bar.say("measured")
-    settings = {"sizes": list(sizes), "images": images, "seed": seed}
-    return {"settings": settings, "scope": SCOPE, **measured, "run": trained}
 
 
 COMMAND = theory

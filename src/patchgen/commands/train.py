@@ -3,15 +3,14 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from patchgen.ccd.settings import StreamConfig
-from patchgen.commands import Maybe, announce, require_data
+from patchgen.commands import Maybe
 from patchgen.commands.settings import StartOptions, parse_settings, settings_of, settings_schema
 from patchgen.common.text import json_text
 from patchgen.config import Config, Settings, config_class
 from patchgen.train.track import Tracking
-
-KINDS = (Config, StreamConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +20,9 @@ class TrainOptions(StartOptions):
     `--task mdg_gcd` also groups unlabelled images of new classes. `--task ccd` learns labelled classes, then discovers
     new ones in stages of unlabelled images: `patchgen train --task ccd --help`.
     """
+
+    command: ClassVar = "train"
+    kinds: ClassVar = (Config, StreamConfig)
 
     out: str = "runs"
     """Parent of the run folder."""
@@ -34,21 +36,25 @@ class TrainOptions(StartOptions):
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
 
-COMMAND = settings_schema(TrainOptions, KINDS)
+COMMAND = settings_schema(TrainOptions)
 
 
 def parsed(argv: list[str]) -> tuple[TrainOptions, Settings]:
     """The command's own options, and the settings of the run."""
-    options, given = parse_settings(TrainOptions, "train", argv, TrainOptions.layers, kinds=KINDS)
+    options, given = parse_settings(TrainOptions, argv)
     return options, settings_of(config_class(options.task(given)), options.layers(given), given)
 
 
 def main(argv: list[str]) -> int:
     options, config = parsed(argv)
-    require_data(config.data)
-    announce(options.quiet)
     if options.dry_run:
-        return _dry_run(options, config)
+        if not isinstance(config, Config):
+            raise ValueError("--dry-run is for runs that leave a domain out, not for --task ccd")
+        from patchgen.diagnose.cost import cost_lines, measured_costs
+
+        cost = measured_costs(config)
+        print(json_text(cost) if options.json else "\n".join(cost_lines(cost)))
+        return 0
     from patchgen.train.lifecycle import train
 
     finished = {file.parent.name for file in Path(options.out).glob("*/done")}
@@ -63,14 +69,4 @@ def main(argv: list[str]) -> int:
     if not options.quiet:
         print((run.path / "summary.md").read_text(), file=sys.stderr)
     print(run.path)
-    return 0
-
-
-def _dry_run(options: TrainOptions, config: Settings) -> int:
-    if not isinstance(config, Config):
-        raise ValueError("--dry-run is for runs that leave a domain out, not for --task ccd")
-    from patchgen.diagnose.cost import cost_lines, measured_costs
-
-    cost = measured_costs(config)
-    print(json_text(cost) if options.json else "\n".join(cost_lines(cost)))
     return 0

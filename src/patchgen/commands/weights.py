@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import print_table
-from patchgen.common.text import did_you_mean, json_text
+from patchgen.commands import print_records
+from patchgen.common.text import did_you_mean
 
 
 def list_weights(json: bool = False) -> None:
@@ -16,11 +16,7 @@ def list_weights(json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    rows = list(named_weights().values())
-    if json:
-        print(json_text(rows))
-    else:
-        print_table(list(rows[0]), [[str(value or "") for value in row.values()] for row in rows])
+    print_records(list(named_weights().values()), json)
 
 
 def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> None:
@@ -48,14 +44,10 @@ def named_weights() -> dict[str, dict[str, Any]]:
 
     rows = {}
     for name, spec in BACKBONES.items():
-        if name == "registry":
-            source, place = f"package {REGISTRY}", cached()
-        elif spec.hub_id:
-            source, place = spec.hub_id, cached_hub_folder(spec.hub_id)
-        else:
-            continue  # only an architecture
-        note, here = spec.note, str(place) if place else None
-        rows[name] = {"name": name, "source": source, "licence": spec.licence, "note": note, "cached": here}
+        if name == "registry" or spec.hub_id:  # else only an architecture
+            place = cached_hub_folder(spec.hub_id) if spec.hub_id else cached()
+            source, here = spec.hub_id or f"package {REGISTRY}", str(place) if place else None
+            rows[name] = {"name": name, "source": source, "licence": spec.licence, "note": spec.note, "cached": here}
     return rows
 
 
