@@ -11,7 +11,7 @@ import numpy as np
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
-from patchgen.tasks.metrics import Ranking, class_counts, class_ranking, mean, probability_scores, reliability, scores
+from patchgen.tasks.metrics import class_counts, class_ranking, falling, mean, probability_scores, reliability, scores
 from patchgen.train.evaluate import patient_scores
 
 LEVEL, SEED = 0.95, 20  # of the intervals
@@ -115,7 +115,7 @@ def metrics(answers: Answers) -> dict[str, Any]:
 def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
     """Each class against the rest; None where a number is undefined."""
     square = confusion(answers)
-    each = {**class_counts(square), **class_ranking(answers.label, answers.probabilities)}
+    each = {**class_counts(square), **class_ranking(falling(answers.label, answers.probabilities))}
     return {
         name: {"images": int(square[i].sum()), **{key: values[i] for key, values in each.items()}}
         for i, name in enumerate(answers.classes)
@@ -205,11 +205,11 @@ def _intervals(
 ) -> dict[str, list[float] | None]:
     """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
     index = answers.classes.index(positive) if positive else None
-    rank = Ranking(answers.label, answers.probabilities) if _ranks_resampled(answers, resamples) else None
+    ranked = list(falling(answers.label, answers.probabilities)) if _ranks_resampled(answers, resamples) else None
 
     def statistic(weights: np.ndarray) -> Values:
         square = confusion(answers, weights)
-        totals, ranks = scores(square), rank(weights) if rank else {}
+        totals, ranks = scores(square), class_ranking(ranked, weights) if ranked else {}
         values: dict[str, float | None] = {name: totals[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
         values["patient_accuracy"] = _patient_accuracy(unit, weights, answers.right)
         values |= {name: mean(column) for name, column in ranks.items()}

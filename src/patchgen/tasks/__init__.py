@@ -4,8 +4,7 @@
     mdg_gcd    the same, and the labels of some classes are hidden: these classes must be discovered
     ccd        a labelled stage, then stages of unlabelled images in which new classes appear
 
-`get_task` returns the functions that read their data, make their method and train it. `ccd` is a package of its own,
-`patchgen.ccd`, imported only for its runs.
+`ccd` is a package of its own, `patchgen.ccd`, imported only for its runs.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.methods import make_method
 from patchgen.tasks import mdg, mdg_gcd
-from patchgen.tasks.fold import Fold
+from patchgen.tasks.mdg import Fold
 
 
 class Task(NamedTuple):

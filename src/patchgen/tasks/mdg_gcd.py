@@ -1,12 +1,9 @@
 """Unseen domain and unknown classes combined: some classes have no labels in training, and the test domain is unseen.
 
-The labels of unlabelled images are removed here, before training and selection: ``Fold.target`` is -1 for them, and
-only the scorer reads ``Fold.truth``. Checkpoints (and SWAD) are selected on validation images of known classes. The
-classifier has one output per class; the outputs after the known ones are assigned to new classes by one Hungarian match
-over all scored images, known classes included.
-
-The unlabelled pool contains only unknown classes, as in the paper, or (``mixed``) also a share of the known ones, as is
-usual in practice.
+Labels are hidden here, before training and selection: ``Fold.target`` is -1. The unlabelled pool contains only unknown
+classes, as in the paper, or (``mixed``) also a share of the known ones. Checkpoints (and SWAD) are selected on
+validation images of known classes. The classifier has one output per class; those after the known ones are assigned to
+new classes by one Hungarian match over all scored images, known classes included.
 """
 
 from dataclasses import dataclass, replace
@@ -20,21 +17,13 @@ from patchgen.data.table import Table
 from patchgen.discovery.assignment import accuracy_of_counts, match
 from patchgen.methods import method_class
 from patchgen.tasks import mdg
-from patchgen.tasks.fold import Fold
+from patchgen.tasks.mdg import Fold
 
 
 @dataclass(frozen=True)
 class DiscoveryFold(Fold):
     known: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()  # true names, for the scorer only
-
-    @property
-    def metric(self) -> str:
-        return "accuracy"  # of known classes: the validation rows contain no others
-
-    @property
-    def positive(self) -> None:
-        return None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -51,10 +40,9 @@ class DiscoveryFold(Fold):
         return len(self.known)
 
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
-        """All / Known / Unknown after one joint match; ``accuracy`` is All.
+        """All / Known / Unknown after one joint match, as usual; ``accuracy`` is All.
 
-        The joint match, standard in the literature, may assign a known output to an unknown class if more images are
-        then correct. ``by_name`` does not: known classes must use their own output, unknown ones the new outputs.
+        It may assign a known output to an unknown class if more images are then correct; ``by_name`` does not.
         """
         names = (*self.known, *self.unknown)
         counts = confusion[: len(names), : len(self.classes)]
@@ -82,26 +70,26 @@ def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
     if not whole.test:
         raise ValueError("task mdg_gcd discovers classes in an unseen domain: --unseen must name one, not none")
     known, unknown = known_classes(config.known, whole.table.classes)
-    outputs = output_names(known, unknown, config.num_classes)
     order = [whole.table.classes.index(name) for name in (*known, *unknown)]
     rank = np.argsort(order)  # table's class id -> known classes first
     truth = np.where(whole.table.label >= 0, rank[whole.table.label], -1)
     hidden = _hidden(config, whole, truth, len(known))
     revealed = method_class(config.method).labels == "all"
-    changes = {
+    parts = vars(whole) | {
         "validation": _validation(config, whole, truth, len(known)),
         "target": truth if revealed else np.where(hidden, -1, truth),
         "truth": truth,
-        "classes": outputs,
+        "classes": output_names(known, unknown, config.num_classes),
+        "metric": "accuracy",  # of known classes: the validation rows contain no others
+        "positive": None,
     }
-    return DiscoveryFold(**{**vars(whole), **changes}, known=known, unknown=unknown)
+    return DiscoveryFold(**parts, known=known, unknown=unknown)
 
 
 def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Known and unknown classes: ``lreg`` (L-Reg's half plus one), ``half``, or comma-separated names."""
     if rule in ("lreg", "half"):
-        first = len(classes) // 2 + (rule == "lreg")  # L-Reg: class ids up to and including int(C / 2)
-        known = classes[:first]
+        known = classes[: len(classes) // 2 + (rule == "lreg")]  # L-Reg: class ids up to and including int(C / 2)
     else:
         known = tuple(dict.fromkeys(name.strip() for name in rule.split(",") if name.strip()))
         for name in known:
@@ -109,10 +97,10 @@ def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...],
                 hint = did_you_mean(name, classes)
                 raise ValueError(f"--known {name!r} is not a class of this data{hint} (classes: {', '.join(classes)})")
     unknown = tuple(name for name in classes if name not in known)
-    if len(known) < 2:
-        raise ValueError(f"at least two classes must be known, got {len(known)} of {len(classes)} (--known {rule})")
-    if not unknown:
-        raise ValueError(f"all {len(classes)} classes are known (--known {rule}): nothing is left to discover")
+    if len(known) < 2 or not unknown:
+        raise ValueError(
+            f"--known {rule} is {len(known)} of {len(classes)} classes: name at least two, and leave some to discover"
+        )
     return known, unknown
 
 

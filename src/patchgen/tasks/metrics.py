@@ -1,13 +1,9 @@
-"""Scores of a confusion matrix, of probabilities, and of masks against the truth.
-
-    scores(confusion)                                   # (C, C), rows true, columns predicted
-    probability_scores(label, probabilities)            # (N,) and (N, C): AUROC, average precision, calibration error
-    reliability(confidence, right)                      # the bins of the calibration error
+"""Scores of a confusion matrix (C, C), rows true, columns predicted, of probabilities, and of masks against the truth.
 
 A score that is undefined is None, never NaN: the AUROC of a class needs images of that class and of another.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +27,9 @@ def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
 
 
 def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, float]:
-    """Accuracy, balanced accuracy, macro F1 and F1 of a confusion matrix (C, C); all 0 if nothing was scored.
+    """Accuracy, balanced accuracy (over the classes that have images), macro F1 (over those true or predicted) and F1.
 
-    Balanced accuracy is the mean recall of the classes that have images, macro F1 the mean over the classes that are
-    true or predicted at least once. ``f1`` is that of the class `positive`, or the macro F1 by default.
+    Of a confusion matrix (C, C); all 0 if nothing was scored. Without a class `positive`, ``f1`` is the macro F1.
     """
     if not confusion.any():
         return {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0, "f1": 0.0, "images": 0}
@@ -50,7 +45,6 @@ def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, floa
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the defined values."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
@@ -58,44 +52,29 @@ def mean(values: Sequence[float | None]) -> float | None:
 # Probabilities
 
 
-class Ranking:
-    """Labels (N,) and probabilities (N, C), sorted once: `class_ranking` under any weights of the images.
-
-    The numbers are scikit-learn's, which sorts at every call.
-    """
-
-    def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
-        self.classes = [_falling(label == c, probability) for c, probability in enumerate(probabilities.T)]
-
-    def __call__(self, weights: np.ndarray) -> dict[str, list[float | None]]:
-        """Each image counts `weights` (N,) times."""
-        return _by_name(_areas(weights, *each) for each in self.classes)
+Falling = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def class_ranking(label: np.ndarray, probabilities: np.ndarray) -> dict[str, list[float | None]]:
-    """AUROC and average precision of each class against the rest, of labels (N,) and probabilities (N, C)."""
-    once = np.ones(len(label))
-    return _by_name(_areas(once, *_falling(label == c, each)) for c, each in enumerate(probabilities.T))
+def falling(label: np.ndarray, probabilities: np.ndarray) -> Iterator[Falling]:
+    """For each class, the order (N,) of falling probability, whether its images come there, and where ties end."""
+    for c, probability in enumerate(probabilities.T):
+        order = np.argsort(-probability, kind="stable")
+        yield order, label[order] == c, np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))
 
 
-def _by_name(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, list[float | None]]:
-    auroc, average_precision = map(list, zip(*pairs, strict=True))
+def class_ranking(classes: Iterable[Falling], weights: np.ndarray | None = None) -> dict[str, list[float | None]]:
+    """scikit-learn's AUROC and average precision of each class against the rest; images count `weights` (N,) times."""
+    auroc, average_precision = map(list, zip(*(_areas(weights, *each) for each in classes), strict=True))
     if len(auroc) == 2:
         auroc[1] = auroc[0]  # the same, up to the rounding of the probabilities
     return {"auroc": auroc, "average_precision": average_precision}
 
 
-def _falling(is_class: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The order (N,) of falling probability, `is_class` in it, and the last position of each distinct probability."""
-    order = np.argsort(-probability, kind="stable")
-    return order, is_class[order], np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))
-
-
 def _areas(
-    weights: np.ndarray, order: np.ndarray, is_class: np.ndarray, last: np.ndarray
+    weights: np.ndarray | None, order: np.ndarray, is_class: np.ndarray, last: np.ndarray
 ) -> tuple[float | None, float | None]:
     """AUROC and average precision of one class, None where undefined."""
-    weights = weights[order]
+    weights = np.ones(len(order)) if weights is None else weights[order]
     seen, hits = np.cumsum(weights)[last], np.cumsum(weights * is_class)[last]
     others = seen - hits
     if not hits[-1] or not others[-1]:
@@ -115,26 +94,26 @@ class Bin(NamedTuple):
     accuracy: float | None
 
 
-def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[Bin]:
+def reliability(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
     """Equal bins of confidence (N,), each with the share of its images that are `right` (N,)."""
-    edges = np.linspace(0, 1, bins + 1)
+    edges = np.linspace(0, 1, BINS + 1)
     which = np.searchsorted(edges[1:-1], confidence)  # as scikit-learn's calibration_curve: (low, high]
-    images = np.bincount(which, minlength=bins)
-    sums = [np.bincount(which, np.asarray(values, dtype=float), bins) for values in (confidence, right)]
+    images = np.bincount(which, minlength=BINS)
+    sums = [np.bincount(which, np.asarray(values, dtype=float), BINS) for values in (confidence, right)]
     means = [[float(s / n) if n else None for s, n in zip(column, images, strict=True)] for column in sums]
-    return [Bin(float(edges[i]), float(edges[i + 1]), int(images[i]), means[0][i], means[1][i]) for i in range(bins)]
+    return [Bin(float(edges[i]), float(edges[i + 1]), int(images[i]), means[0][i], means[1][i]) for i in range(BINS)]
 
 
-def calibration_error(probabilities: np.ndarray, label: np.ndarray, bins: int = BINS) -> float:
+def calibration_error(probabilities: np.ndarray, label: np.ndarray) -> float:
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their images."""
     confidence = probabilities.max(1).astype(float)
-    filled = [b for b in reliability(confidence, probabilities.argmax(1) == label, bins) if b.images]
+    filled = [b for b in reliability(confidence, probabilities.argmax(1) == label) if b.images]
     return float(sum(b.images * abs(b.confidence - b.accuracy) for b in filled) / len(label))  # type: ignore[operator]
 
 
 def probability_scores(label: np.ndarray, probabilities: np.ndarray) -> dict[str, float | None]:
     """Macro AUROC and average precision, and the calibration error, of labels (N,) and probabilities (N, C)."""
-    ranks = {name: mean(values) for name, values in class_ranking(label, probabilities).items()}
+    ranks = {name: mean(values) for name, values in class_ranking(falling(label, probabilities)).items()}
     return {**ranks, "calibration_error": calibration_error(probabilities, label)}
 
 
@@ -142,12 +121,7 @@ def probability_scores(label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 
 def mask_recovery(mask: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-    """How well masks (B, P) recover the predictive patches ``truth`` (B, P); one value per image, NaN if undefined.
-
-    ``auroc``: does the mask rank predictive patches higher; undefined where all patches or none are predictive.
-    ``iou``: of {mask >= 0.5} and the truth. ``error``: mean |m - m*|, the paper's epsilon. ``kept``: share of the
-    predictive patches with a mask of at least 0.5.
-    """
+    """How well masks (B, P) recover the predictive patches ``truth`` (B, P); one value per image, NaN if undefined."""
     from scipy.stats import rankdata
 
     inside = truth.sum(1)
@@ -159,6 +133,6 @@ def mask_recovery(mask: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
         return {
             "auroc": (ranks - inside * (inside + 1) / 2) / (inside * outside),
             "iou": both / (chosen | truth).sum(1),
-            "error": np.abs(mask - truth).mean(1),
-            "kept": both / inside,
+            "error": np.abs(mask - truth).mean(1),  # the paper's epsilon
+            "kept": both / inside,  # share of the predictive patches
         }

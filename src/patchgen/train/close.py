@@ -26,7 +26,7 @@ from patchgen.tasks.metrics import probability_scores
 from patchgen.train.evaluate import UNCALIBRATED, mask_record, patient_scores
 
 if TYPE_CHECKING:
-    from patchgen.tasks.fold import Fold
+    from patchgen.tasks.mdg import Fold
     from patchgen.train.fold import FoldTrainer
 
 UNTRAINED = "untrained"  # the checkpoint of the start, and the prefix of its figures in the test records
