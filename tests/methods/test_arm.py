@@ -27,14 +27,6 @@ def either(request: pytest.FixtureRequest) -> Scenes:
     return made
 
 
-def test_an_image_gets_the_mean_of_its_support(scene: Scenes) -> None:
-    said = torch.tensor([[1.0], [10.0], [20.0], [2.0], [6.0]])
-    context = scene("arm").model.backbone.context
-    assert context.average(said).flatten().tolist() == pytest.approx([7.8] * 5)
-    context.groups = [torch.tensor([1, 2]), torch.tensor([0, 3, 4])]
-    assert context.average(said).flatten().tolist() == [3.0, 15.0, 15.0, 3.0, 3.0]
-
-
 def test_the_first_step_starts_from_the_pretrained_network(either: Scenes) -> None:
     plain, s = either("lp-ln"), either("arm")
     torch.testing.assert_close(s.model.read(s.batch.image), plain.model.read(s.batch.image))

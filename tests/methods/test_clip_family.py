@@ -14,8 +14,7 @@ from patchgen.cli import main
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, load_trained
-from patchgen.methods.clip import beta_shares
-from patchgen.methods.clipceil import direction_loss, group_variance
+from patchgen.methods.clip import beta_shares, direction_loss, group_variance
 from patchgen.methods.source_free import PLACE, arcface, autoencoder, learn_styles, style_loss, unified_loss
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import trained_tensors
@@ -235,10 +234,9 @@ def test_clipceil_begins_as_clip_with_eighty_sentences_and_reads_earlier_depths(
         head.project[-1].weight.normal_()
         before = s.forward().logits
         features = s.model.read(s.batch.image)
-        taps = dict(head._taps)
-        assert len(taps) == 1 and next(iter(taps.values())).shape == (6, 48)
+        [tokens] = head._taps._seen
         torch.testing.assert_close(head(features), before)
-        head._taps.update({i: tap.flip(0) for i, tap in taps.items()})
+        head._taps._seen = [tokens.flip(0)]
         assert not torch.allclose(head(features), before, atol=1e-4)
 
 

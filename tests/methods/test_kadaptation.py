@@ -34,18 +34,17 @@ def by_kron(adapter: KroneckerUpdate) -> Tensor:
 def test_factors_are_the_kronecker_products(rank: int) -> None:
     adapter, x = update(rank), torch.randn(3, 5, 8)
     nn.init.normal_(adapter.bias)  # type: ignore[arg-type]
-    torch.testing.assert_close(adapter.matrix(), by_kron(adapter))
     torch.testing.assert_close(adapter(x), x @ by_kron(adapter) + adapter.bias)
 
 
 def test_half_of_the_elements_are_dropped_in_a_training_pass_alone() -> None:
     adapter = update().train()
     with torch.no_grad():
-        torch.testing.assert_close(adapter(torch.eye(8)), adapter.matrix())
-    dropped = adapter(torch.eye(8)).detach()  # H itself, with what was dropped at 0 and the rest doubled
+        whole = adapter(torch.eye(8))  # H itself
+    dropped = adapter(torch.eye(8)).detach()  # what was dropped is 0 and the rest doubled
     kept = dropped != 0
     assert 0.3 < kept.float().mean() < 0.7
-    torch.testing.assert_close(dropped[kept], 2 * adapter.matrix()[kept].detach())
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept])
 
 
 @pytest.mark.parametrize(("method", "count"), [("kadaptation", 143_360), ("kadaptation-moa", 1_494_022 - 2 * 64 * 64)])
@@ -83,7 +82,7 @@ def test_the_update_folds_into_the_layer(scene: Callable[..., Any]) -> None:
         nn.init.normal_(tensor, std=0.3)
     layers = [layer for block in attention_layers(plain) for layer in (*block.inputs, block.out)]
     for adapter, layer in zip(s.model.backbone.adapters, layers, strict=True):
-        layer.weight += adapter.matrix().T
+        layer.weight += by_kron(adapter).T
         layer.bias += adapter.bias
     found, wanted = (backbone(s.batch.image).cls for backbone in (s.model.backbone, plain))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -117,13 +116,16 @@ def test_each_token_passes_its_best_expert_times_its_probability() -> None:
     torch.testing.assert_close(mix(x), wanted)
 
 
-def test_a_training_pass_routes_expert_by_expert() -> None:
+def test_a_training_pass_routes_expert_by_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without noise and dropout both ways of computing agree, in values and in gradients."""
+    monkeypatch.setattr("patchgen.methods.kadaptation._drops", lambda module: module is mix)
     mix, x = mixture(), torch.randn(12, 8)
-    best, choice = mix.route(x).softmax(-1).max(-1)
-    one, other = mix._dropped(x, best, choice), mix._whole(x, best, choice)
-    torch.testing.assert_close(one, other)
-    grads = [torch.autograd.grad(y.square().sum(), mix.experts.parameters(), retain_graph=True) for y in (one, other)]
+    monkeypatch.setattr("patchgen.methods.kadaptation.torch.randn_like", torch.zeros_like)
+    own = mix(x)
+    monkeypatch.setattr("patchgen.methods.kadaptation._drops", lambda module: False)
+    whole = mix(x)
+    torch.testing.assert_close(own, whole)
+    grads = [torch.autograd.grad(y.square().sum(), mix.experts.parameters()) for y in (own, whole)]
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
@@ -150,7 +152,4 @@ def test_the_loss_has_the_layers_imbalance(scene: Callable[..., Any]) -> None:
     mixtures: Any = s.model.backbone.adapters
     wanted = sum(float(m.imbalance.detach()) for m in mixtures)
     assert len(mixtures) == 1 and len(mixtures[0].experts) == len(RANKS)
-    found = s.method.losses(out, s.batch)
-    assert float(found["L_balance"].detach()) == pytest.approx(wanted, rel=1e-5)
-    reached, _ = s.reached(sum(found.values()))
-    assert {"backbone.adapters.0.directions", "backbone.adapters.0.experts.0.rules.left", "head.weight"} <= reached
+    assert float(s.method.losses(out, s.batch)["L_balance"].detach()) == pytest.approx(wanted, rel=1e-5)

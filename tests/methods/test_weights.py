@@ -13,11 +13,10 @@ from torch import nn
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.methods.balance import balanced
+from patchgen.methods.patchgen import balanced
 from patchgen.model.classifier import Output
 from patchgen.model.losses import generalized_cross_entropy
 from patchgen.tasks import make_fold
-from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
 
 LABEL = torch.tensor([0, 2, 2, 1, -1])
@@ -115,18 +114,8 @@ def test_the_main_loss_is_torchs_weighted_one() -> None:
     assert method.losses(Output(logits, logits), batch)["main"] == pytest.approx(float((images[:6] * each).sum()) / 5)
 
 
-def test_a_run_uses_them(uneven: Path, tiny_settings: dict[str, Any], tmp_path: Path,
-                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    config = Config(**{**tiny_settings, "data": str(uneven), "method": "patchgen-select", "image_size": 28,
-                       "swad": False, "class_weights": "balanced", "steps": 3})  # fmt: skip
-    seen = []
-    whole = FoldTrainer.take_step
-
-    def look(self: FoldTrainer, step: int) -> None:
-        seen.append(self.method.class_weights)
-        whole(self, step)
-
-    monkeypatch.setattr(FoldTrainer, "take_step", look)
-    run = train(config, tmp_path, quiet=True)
-    assert run.done and run.config.class_weights == "balanced"
-    assert seen[0] is not None and seen[0].numpy() == pytest.approx(make_fold(config).balanced_weights())
+def test_a_run_uses_them(uneven: Path, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"data": str(uneven), "method": "patchgen-select", "image_size": 28, "swad": False, "steps": 3}
+    runs = [train(Config(**tiny_settings | changes, class_weights=w), tmp_path, quiet=True) for w in (None, "balanced")]
+    plain, weighted = (run.records("evaluation")[0]["train"] for run in runs)
+    assert plain["expert"] == weighted["expert"] and plain["main"] != weighted["main"]

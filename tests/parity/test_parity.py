@@ -25,14 +25,17 @@ from patchgen.data.loaders import Batch
 from patchgen.discovery import clustering_accuracy
 from patchgen.methods import make_method
 from patchgen.methods.alignment import kernel_distance, mean_of_classes, moment_distance, reverse_gradient
-from patchgen.methods.gmdg import explained_covariance, mean_of_domains
-from patchgen.methods.heads import kept_features
+from patchgen.methods.features import kept_features, mix_deviations, mix_variances, swap_content
 from patchgen.methods.invariance import GroupDro, domain_risks, irm_penalty
-from patchgen.methods.lreg import ErrorPredictor, logical_regularisation, prediction_loss, weighted_pseudo_loss
-from patchgen.methods.miro import ChannelVariance, gaussian_nll
+from patchgen.methods.lreg import (
+    ErrorPredictor,
+    contrast,
+    logical_regularisation,
+    prediction_loss,
+    weighted_pseudo_loss,
+)
+from patchgen.methods.miro import ChannelVariance, explained_covariance, gaussian_nll, mean_of_domains
 from patchgen.methods.mixup import MixedBatch, mixed_cross_entropy
-from patchgen.methods.selfreg import contrast
-from patchgen.methods.style import mix_deviations, mix_variances, swap_content
 from patchgen.model.classifier import Output
 
 Found = tuple[Tensor, dict[str, Tensor]]  # a loss, and gradients by name

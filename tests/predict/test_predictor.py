@@ -164,7 +164,7 @@ def rewrite(run: RunFolder, change: Callable[[dict[str, Any], dict[str, Any]], N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t, f: f["backbone"].update(digest="0" * 64), "another backbone"),
+        (lambda t, f: f["backbone"].update(digest="0" * 64), "trained with backbone 000"),
         (lambda t, f: f.update(pool="mean"), "pool mean"),
         (lambda t, f: f.update(grid=[2, 8]), "grid"),
         (lambda t, f: f.pop("classes"), "name each class once"),

@@ -1,8 +1,6 @@
-"""Methods: a pool, a tuning mode and the named losses to minimise.
+"""Methods: a pool, a tuning mode and the named losses to minimise; ``patchgen+miro`` adds the term of ``miro``.
 
-A method is a small class with one main function, ``losses`` (see ``method.py``); the trainer minimises the sum of its
-terms. To add a method, write a class and add it to ``METHODS``; ``patchgen+miro`` is ``patchgen`` plus the term of
-``miro``.
+To add a method, write a class (see ``method.py``) and add it to ``METHODS``.
 """
 
 from collections.abc import Iterable
@@ -13,22 +11,25 @@ from patchgen.config import Config
 from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
 from patchgen.methods.alignment import Cdann, Coral, Dann, Mdsdi, Mmd
 from patchgen.methods.averages import Gestur, Sma
-from patchgen.methods.balance import Balance, PatchGenAttend, PatchGenSelect, SelectTrueMask
-from patchgen.methods.clip import ClipOod, CoOp, ZeroShot
-from patchgen.methods.clipceil import ClipCeil
-from patchgen.methods.gmdg import DomainGaussian, DomainMoments, Gmdg
-from patchgen.methods.heads import Mtl, Rsc
-from patchgen.methods.invariance import GroupDro, Irm, Vrex
+from patchgen.methods.clip import ClipCeil, ClipOod, CoOp, ZeroShot
+from patchgen.methods.features import MixStyle, Mtl, Rsc, SagNet
+from patchgen.methods.invariance import Fish, GroupDro, Irm, Mldg, Vrex
 from patchgen.methods.kadaptation import KAdaptation, KAdaptationMoa
-from patchgen.methods.lreg import LReg, MarginalEntropy, Pim, PimLReg
-from patchgen.methods.meta import Fish, Mldg
+from patchgen.methods.lreg import LReg, MarginalEntropy, Pim, PimLReg, SelfReg
 from patchgen.methods.method import AllLabels, Erm, Full, LinearProbe, Method
-from patchgen.methods.miro import Miro
+from patchgen.methods.miro import DomainGaussian, DomainMoments, Gmdg, Miro
 from patchgen.methods.mixup import BfMixLike, Mixup
-from patchgen.methods.patchgen import PatchGenCls, PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
-from patchgen.methods.selfreg import SelfReg
+from patchgen.methods.patchgen import (
+    Balance,
+    PatchGenAttend,
+    PatchGenCls,
+    PatchGenMethod,
+    PatchGenSelect,
+    PatchGenTrueMask,
+    PatchGenWithoutLosses,
+    SelectTrueMask,
+)
 from patchgen.methods.source_free import Duprg, PromptStyler
-from patchgen.methods.style import MixStyle, SagNet
 from patchgen.methods.transductive import Arm, Dpl
 
 METHODS: dict[str, type[Method]] = {
@@ -59,22 +60,18 @@ def make_method(config: Config) -> Method:
 
 
 def method_class(name: str) -> type[Method]:
-    """``patchgen``, or ``patchgen+miro``: a method with the term of another one.
-
-    Only one term can be added, so that terms cannot undo one another; the exception is L-Reg.
-    """
+    """``patchgen``, or ``patchgen+miro`` with the term of another method; only one, so that none undoes another."""
     words = [ALIASES.get(word, word) for word in name.split("+")]
-    first, *terms = [_known(word, name) for word in words]
+    first, *terms = map(_known, words)
     if not terms:
         return first
-    if odd := [word for word, term in zip(words[1:], terms, strict=True) if not term.addable]:
-        fit = ", ".join(word for word, term in METHODS.items() if term.addable)
-        raise ValueError(f"{odd[0]!r} in {name!r} cannot be added to another method; what can: {fit}")
-    if first.addable:
-        raise ValueError(f"method {name!r}: {words[0]!r} is a term; begin with a method like lp-ln, full or patchgen")
-    if len(terms) > 1 and (len(terms) > 2 or words[2] != "lreg" or words[1] not in WITH_LREG):
-        allowed = ", ".join(f"{word}+lreg" for word in WITH_LREG)
-        raise ValueError(f"method {name!r}: a sum has one term, or one of {allowed}; it has {'+'.join(words[1:])}")
+    published = len(terms) == 2 and words[1] in WITH_LREG and words[2] == "lreg"
+    if first.addable or not all(term.addable for term in terms) or (len(terms) > 1 and not published):
+        raise ValueError(
+            f"method {name!r}: a sum is a method like lp-ln, full or patchgen and one term, or one of "
+            f"{', '.join(f'{word}+lreg' for word in WITH_LREG)}; "
+            f"the terms are {', '.join(word for word, term in METHODS.items() if term.addable)}"
+        )
     if issubclass(first, terms[0]):
         raise ValueError(f"method {name!r}: {words[0]!r} has the terms of {words[1]!r} already; leave {words[1]!r} out")
     parts = (*reversed(terms), first)  # later parts call the earlier ones by super()
@@ -88,14 +85,14 @@ def compared_methods(methods: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for word in methods for name in (every if word == "all" else [word])))
 
 
-def _known(part: str, name: str) -> type[Method]:
+def _known(part: str) -> type[Method]:
     if part not in METHODS:
         plugins.load_all()
     if part not in METHODS:
-        inside = f" in {name!r}" if part != name else ""
         hint = did_you_mean(part, [*METHODS, *ALIASES])
-        known = f"(known: {', '.join(METHODS)}; one of your own: --plugin FILE.py)"
-        raise ValueError(f"unknown method {part!r}{inside}{hint} {known}")
+        raise ValueError(
+            f"unknown method {part!r}{hint} (known: {', '.join(METHODS)}; one of your own: --plugin FILE.py)"
+        )
     return METHODS[part]
 
 

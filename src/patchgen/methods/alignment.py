@@ -4,35 +4,17 @@
     mmd     L_mmd   = mmd   * mean over pairs of ( mean k(x, x) + mean k(x', x') - 2 mean k(x, x') )
     dann    L_dann  = CE of the domain,   with the gradient g for the discriminator and -dann * g for the features
             L_slope = penalty * mean over images of |dCE/dx|^2,   x the discriminator's input; reversed likewise
+    cdann   the same on x + a learned vector of the class; L_dann is the mean over classes of the mean within a class
+    mdsdi   i = P x, s = Q x,   logits = W [i, s] + b                              (P, Q orthogonal at the start)
+            L_invariant  = CE of the domain from i (three layers),   gradient reversed, times `invariant`, for P and x
+            L_specific   = specific * CE of the domain from s (one layer)
+            L_covariance = covariance * mean square of Cov(i, s)
+            L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the others
 
 m and C are a domain's mean and covariance (divided by n - 1); k(a, b) = sum of exp(-g |a - b|^2) over g = 0.001, 0.01,
-..., 1000, and its means include self-pairs. On several devices the statistics are those of the global batch.
-
-CDANN adds a learned class embedding to the discriminator's input, and averages the loss within each class and then over
-the classes present. Images without a label use their arg-max. DomainBed updates discriminator and features alternately
-with two optimisers. Here, as in the paper, one pass updates both through a gradient reversal: the fixed points are the
-same and budgets stay equal.
-
-mDSDI: one part of the features is domain-invariant, another domain-specific, and the head reads both.
-
-    i = P x, s = Q x,   logits = W [i, s] + b                              (P, Q orthogonal at the start)
-    L_invariant  = CE of the domain from i (three layers),   gradient reversed, times `invariant`, for P and x
-    L_specific   = specific * CE of the domain from s (one layer)
-    L_covariance = covariance * mean square of Cov(i, s)
-    L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the other domains
-
-The inner step of L_meta is a plain gradient step at `--lr`, treated as a constant (first order); the gradient of L_meta
-reaches only Q, W and b. P, Q, W and b form the model's head; in `patchgen+mdsdi`, x is z+. On several devices the
-covariance spans the global batch, and the inner step uses this device's part.
-
-Differences from the released code:
-
-- It has two backbones, for i and for s; here both are projections of one, which costs no second backbone.
-- It squares each image's products i_a s_b before it averages over images, which equals |i|^2 |s|^2 / D^2 and makes both
-  short, whatever their covariance. Here the average comes first.
-- Its meta step is a second Adam step. Here it is a term of the single step, and `main` takes the role of meta-train.
-- Its inner step is the first one of a fresh Adam, as large for tiny gradients: an easy problem was learned and then
-  unlearned. Here the step shrinks with the gradient.
+..., 1000, and its means include self-pairs. Images without a label use their arg-max. The inner step of L_meta is a
+plain gradient step at `--lr` on this device's part, first order; that of the release is a fresh Adam step, as large for
+tiny gradients, which unlearned easy problems. The release squares i_a s_b per image, which only makes i and s short.
 """
 
 import itertools
@@ -46,50 +28,12 @@ from torch.nn import functional as F
 
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method, by_domain, require_linear_head
+from patchgen.methods.method import Term, by_domain, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, gather_over_ranks, pseudo_labels, sum_over_ranks
 
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 WIDTH = 256  # of the discriminator
-
-
-class Coral(Method):
-    summary = "CORAL: equal means and covariances of the source domains' features"
-    reference = "Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016"
-    addable = True
-    moves_features = True
-    defaults = {"coral": 1.0}
-
-    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        apart = mean_over_pairs(moment_distance, domain_features(out, batch))
-        return super().losses(out, batch) | {"L_coral": self.hparams["coral"] * apart}
-
-
-class Mmd(Method):
-    summary = "MMD: the source domains' features look alike to Gaussian kernels of seven widths"
-    reference = "Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018"
-    addable = True
-    moves_features = True
-    defaults = {"mmd": 1.0}
-
-    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        apart = mean_over_pairs(kernel_distance, domain_features(out, batch))
-        return super().losses(out, batch) | {"L_mmd": self.hparams["mmd"] * apart}
-
-
-def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], groups: list[Tensor]) -> Tensor:
-    """Mean of a distance over the pairs of domains; 0 if there is only one."""
-    pairs = list(itertools.combinations(groups, 2))
-    if not pairs:
-        return groups[0].sum() * 0
-    return torch.stack([distance(one, other) for one, other in pairs]).mean()
-
-
-def domain_features(out: Output, batch: Batch) -> list[Tensor]:
-    """Features (n, D) of each source domain in the global batch."""
-    features = out.features.float()
-    return [gather_over_ranks(features[rows]) for rows in by_domain(batch)]
 
 
 def moment_distance(one: Tensor, other: Tensor) -> Tensor:
@@ -114,14 +58,42 @@ def kernel(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([(-gamma * square.clamp(min=0)).exp() for gamma in GAMMAS]).sum(0)
 
 
+class DomainDistance(Term):
+    """The mean distance between two source domains' features in the global batch, over all pairs."""
+
+    idle_tunes = ("head",)
+    distance: Callable[[Tensor, Tensor], Tensor]
+    weight: str  # the hyper-parameter
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        features = out.features.float()
+        domains = [gather_over_ranks(features[rows]) for rows in by_domain(batch)]
+        apart = [self.distance(one, other) for one, other in itertools.combinations(domains, 2)]
+        mean = torch.stack(apart).mean() if apart else features.sum() * 0
+        return super().losses(out, batch) | {f"L_{self.weight}": self.hparams[self.weight] * mean}
+
+
+class Coral(DomainDistance):
+    summary = "CORAL: equal means and covariances of the source domains' features"
+    reference = "Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016"
+    weight, defaults = "coral", {"coral": 1.0}
+    distance = staticmethod(moment_distance)
+
+
+class Mmd(DomainDistance):
+    summary = "MMD: the source domains' features look alike to Gaussian kernels of seven widths"
+    reference = "Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018"
+    weight, defaults = "mmd", {"mmd": 1.0}
+    distance = staticmethod(kernel_distance)
+
+
 # By a discriminator
 
 
-class Dann(Method):
+class Dann(Term):
     summary = "DANN: features from which a network cannot tell the source domains"
     reference = "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016"
-    addable = True
-    moves_features = True
+    idle_tunes = ("head",)
     defaults = {"dann": 1.0, "penalty": 0.0, "dann_lr_mult": 1.0}
     learned = {"discriminator": "dann_lr_mult"}
 
@@ -142,11 +114,9 @@ class Dann(Method):
         return terms
 
     def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
-        """The discriminator's input for features (B, D) with classes (B,)."""
         return features
 
     def domain_loss(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
-        """The loss from each image's CE (B,)."""
         return each.mean()
 
 
@@ -187,27 +157,18 @@ def mean_of_classes(each: Tensor, target: Tensor, num_classes: int) -> Tensor:
 
 def reverse_gradient(features: Tensor, weight: float) -> Tensor:
     """The features unchanged; their gradient is multiplied by -weight."""
-    return cast(Tensor, _Reversed.apply(features, weight))  # type: ignore[no-untyped-call]
-
-
-class _Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: float) -> Tensor:
-        ctx.weight = weight
-        return features.view_as(features)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return -ctx.weight * gradients[0], None
+    same = features.clone()
+    if same.requires_grad:
+        same.register_hook(lambda gradient: -weight * gradient)
+    return same.view_as(same)  # a gradient with respect to the result is not reversed
 
 
 # By two parts of the features
 
 
-class Mdsdi(Method):
+class Mdsdi(Term):
     summary = "mDSDI: a domain-invariant and a domain-specific part of the features, kept apart"
     reference = "Bui et al., Exploiting Domain-Specific Features to Enhance Domain Generalization, NeurIPS 2021"
-    addable = True
     defaults = {"invariant": 1.0, "specific": 1.0, "covariance": 1.0, "meta": 1.0}
     learned = {"adversary": "", "recogniser": ""}
 
@@ -229,14 +190,15 @@ class Mdsdi(Method):
         told = self.adversary(reverse_gradient(invariant, hparams["invariant"]))
         terms["L_invariant"] = F.cross_entropy(told, domain)
         terms["L_specific"] = hparams["specific"] * F.cross_entropy(self.recogniser(specific), domain)
-        terms["L_covariance"] = hparams["covariance"] * squared_covariance(invariant, specific)
+        together = covariance(gather_over_ranks(invariant), gather_over_ranks(specific))  # (D, D)
+        terms["L_covariance"] = hparams["covariance"] * together.square().mean()
         if hparams["meta"]:
             terms["L_meta"] = hparams["meta"] * risk_after_a_step(head, features.detach(), batch, self.config.lr)
         return terms
 
 
 class TwoPartHead(nn.Module):
-    """Features (B, D) -> logits (B, C) through two projections; `weight` and `bias` are those of the composition."""
+    """Features (B, D) -> logits (B, C) through two projections; `weight` (C, D) is that of the composition."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -249,23 +211,14 @@ class TwoPartHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """(C, D)"""
         return self.joint.weight @ torch.cat([self.invariant.weight, self.specific.weight])
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)
 
 
-def squared_covariance(one: Tensor, other: Tensor) -> Tensor:
-    """Mean square of the covariances between the columns of two sets (B, D), over the global batch."""
-    return covariance(gather_over_ranks(one), gather_over_ranks(other)).square().mean()
-
-
 def risk_after_a_step(head: TwoPartHead, features: Tensor, batch: Batch, rate: float) -> Tensor:
-    """Mean over domains of a domain's CE, with a head that made a gradient step on the others.
-
-    Its invariant projection is not changed; the features (B, D) are without gradient.
-    """
+    """Mean over domains of a domain's CE, with a head whose other tensors than P made a gradient step on the others."""
     fixed = {"invariant.weight": head.invariant.weight.detach()}
     start = {name: tensor for name, tensor in head.named_parameters() if name not in fixed}
     risks = []

@@ -1,16 +1,12 @@
 """Moving averages of the weights that predict: SMA and GESTUR. Only trained tensors are averaged.
 
     sma      theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
-
-Before that, the current weights predict. Of the usual 5001 steps, the 100th update is averaged with the weights before
-it, as in the release. `patchgen evaluate RUN RUN...` averages the predictions of several such runs (EoA).
-
     gestur   g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
              gradient = (g_in + g_out) / 2,       for the backbone; g_in the gradient of the losses
              theta_g <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
 
-Lengths are over all tensors together. The published command line sets `--ld`, which the released code does not read;
-`gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
+Lengths are over all tensors together. The published command line of GESTUR sets `--ld`, which the released code does
+not read; `gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
 """
 
 from collections.abc import Mapping
@@ -74,21 +70,20 @@ class Sma(AverageOfSteps):
         return 1 / (self.made - first + 3).clamp(min=1)  # 1 until the mean starts
 
 
-class Gestur(Method):
+class Gestur(AverageOfSteps):
     summary = "GESTUR: gradients held near a moving average of the weights, which predicts"
     reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
     addable = True
     defaults = {"gestur": 0.01, "decay": 0.999}
     bounds = {"decay": BELOW_ONE}
 
-    def setup(self, model: Classifier) -> None:
-        super().setup(model)
-        self.average = NamedBuffers(trained_tensors(model), saved=True)
+    def share(self) -> Tensor:
+        return torch.tensor(1 - self.hparams["decay"])
 
     @torch.no_grad()
     def adjust_gradients(self, model: Classifier) -> None:
         super().adjust_gradients(model)
-        trained, average = trained_tensors(model), self.average.named()
+        trained, average = trained_tensors(model), self.mean.named()
         inner = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
         away = {name: trained[name] - average[name] for name in inner if name.startswith("backbone.")}
         if not away:
@@ -97,13 +92,3 @@ class Gestur(Method):
         scale = self.hparams["gestur"] * length / far.clamp(min=1e-12)
         for name, outer in away.items():
             inner[name].add_(outer * scale).div_(2)
-
-    @torch.no_grad()
-    def after_step(self, model: Classifier) -> None:
-        super().after_step(model)
-        average = self.average.named()
-        for name, tensor in trained_tensors(model).items():
-            average[name].lerp_(tensor, 1 - self.hparams["decay"])
-
-    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
-        return self.average.named()

@@ -1,8 +1,4 @@
-"""From settings to a model, and from a model to the tensors that training changed.
-
-A checkpoint contains only the trained tensors and the backbone's source and digest: LayerNorm tuning of a ViT-S takes
-4 MB instead of 90.
-"""
+"""From settings to a model, and from a model to the tensors that training changed, all that a checkpoint contains."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,12 +22,9 @@ def build_model(
     method: Method,
     num_classes: int,
     progress: Callable[[str], None] | None = None,
-    recorded: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,  # the run's record of its backbone, if it is resumed or used
 ) -> Classifier:
-    """The untrained classifier of a run; its weights depend on the seed alone, not on the random state.
-
-    ``recorded`` is the run's record of its backbone, if it is resumed or used.
-    """
+    """The untrained classifier of a run; its weights depend on the seed alone, not on the random state."""
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     return build_on(backbone, config, method, num_classes)
 
@@ -60,10 +53,7 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
 
 
 def recompute_activations(backbone: Backbone, method: str, selects_inside: bool = False) -> None:
-    """Activation checkpointing: store only each block's input and recompute the block in the backward pass.
-
-    Call it after ``Method.setup``: a recomputed block would not see hooks, nor a mask inside the backbone.
-    """
+    """Activation checkpointing: each block is recomputed in the backward pass. Call it after ``Method.setup``."""
     if backbone.family.convolutional:
         raise ValueError(
             f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
@@ -72,8 +62,7 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
     if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in backbone.model.modules()):
         raise ValueError(
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
-            "the backbone; leave it out. --micro-batch (unless the method refuses it), --precision bf16-mixed or a "
-            "smaller --batch-per-domain save memory too"
+            "the backbone; leave it out. --micro-batch, --precision bf16-mixed or a smaller --batch-per-domain help too"
         )
     for block in backbone.blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -94,26 +83,17 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def describe(model: Classifier, classes: tuple[str, ...]) -> dict[str, Any]:
     """The metadata of a checkpoint."""
-    return {
-        "classes": list(classes),
-        "pool": model.pool,
-        "grid": list(model.grid),
-        "backbone": model.backbone.record(),
-    }
+    backbone = model.backbone.record()
+    return {"classes": list(classes), "pool": model.pool, "grid": list(model.grid), "backbone": backbone}
 
 
 def check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
     """Check that the backbone, pool and grid are those that the tensors were trained with."""
-    was, now = facts.get("backbone", {}), about["backbone"]
-    if was.get("digest") != now["digest"]:
-        raise ValueError(
-            f"{file} was trained on another backbone, {was.get('resolved')} (digest {str(was.get('digest'))[:12]}), "
-            f"than {now['resolved']} (digest {now['digest'][:12]}), which the run's settings load now; "
-            "set `backbone` in config.yaml to the original weights"
-        )
-    for name in ("pool", "grid"):
-        if facts.get(name) != about[name]:
+    pairs = {name: (facts.get(name), about[name]) for name in ("pool", "grid")}
+    pairs["backbone"] = facts.get("backbone", {}).get("digest"), about["backbone"]["digest"]
+    for name, (was, now) in pairs.items():
+        if was != now:
             raise ValueError(
-                f"{file} was trained with {name} {facts.get(name)}, but config.yaml now gives {about[name]}; "
-                "restore its settings (method, pool, image_size)"
+                f"{file} was trained with {name} {was!s:.20}, but config.yaml now gives {now!s:.20}; restore its "
+                "settings (backbone, method, pool, image_size)"
             )

@@ -9,15 +9,11 @@ of a (d_in, t r) and a (t r, d_out) matrix, as in LoRA.
     kadaptation        query, key, value and output of every block, rank `rank`; one set of A for each of the four.
                        **Our reading**: the publication states 0.14 M parameters, not the layers; ours has 143,360.
     kadaptation-moa    the mixture of adapters: the fused query-key-value layer of every second block, four such
-                       updates of rank 1, 2, 4, 8, of which a router chooses one per token
+                       updates of rank 1, 2, 4, 8, of which a router chooses one per token; each layer adds the loss
+                       balance * 1/2 (CV^2 of sum p + CV^2 of sum Phi(4 (p - p_best))),   p_best the winner's with noise
 
-The router compares a projection of the token (256 numbers) with one direction per expert: cosines times a learned
-scale, softmax, the best expert's output times its probability. In training, noise with standard deviation 1/4 is added
-before the softmax, and each layer adds to the loss
-
-    balance * 1/2 (CV^2 of sum p + CV^2 of sum Phi(4 (p - p_best))),   p without noise, p_best the winner's with noise
-
-Published for OpenCLIP ViT-B/16; text is not used, and any ViT is supported.
+p is the softmax of cosines, times a learned scale, of a projection of the token (256 numbers) with one direction per
+expert; in training it chooses with noise of standard deviation 1/4, and the best expert's output is multiplied by it.
 """
 
 import math
@@ -52,10 +48,8 @@ class KAdaptation(Method):
         super().extend(model)
         rules, dim = int(self.hparams["rules"]), model.backbone.dim
         if dim % rules:
-            raise ValueError(
-                f"method {self.config.method!r} cannot cut the width {dim} of backbone {model.backbone.source!r} into "
-                f"{rules} equal parts; try --hparams rules {math.gcd(dim, rules)}"
-            )
+            fit = math.gcd(dim, rules)
+            raise ValueError(f"the backbone's width {dim} has no {rules} equal parts; try --hparams rules {fit}")
         model.backbone.adapters = self.adapters(model.backbone, rules)
 
     def adapters(self, backbone: Backbone, size: int) -> nn.Module:
@@ -120,18 +114,12 @@ class KroneckerUpdate(nn.Module):
         right = torch.einsum("ib,irq->irbq", self.rules.right, self.right)
         return left.flatten(2).flatten(0, 1), right.flatten(2).flatten(0, 1)
 
-    def matrix(self) -> Tensor:
-        """H (d_in, d_out): W + H^T, with bias b0 + b, is an equivalent plain layer."""
-        left, right = self.factors()
-        return left @ right
-
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.factors()
         y = x @ F.dropout(left @ right, DROPOUT) if _drops(self) else (x @ left) @ right
         return y if self.bias is None else y + self.bias
 
     def add(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The hook on a layer."""
         return output + self(inputs[0]).to(output.dtype)
 
 
@@ -145,9 +133,6 @@ class Mixture(nn.Module):
         self.project = nn.Linear(d_in, ROUTER_WIDTH)
         self.directions = nn.Parameter(0.01 * torch.randn(ROUTER_WIDTH, len(RANKS)))
         self.log_scale = nn.Parameter(torch.tensor([math.log(2.0)]))
-        columns = [i for i, rank in enumerate(RANKS) for _ in range(rank * len(rules.left))]
-        self.owner: Tensor  # (15 t,) the expert of each column of the left factors, side by side
-        self.register_buffer("owner", torch.tensor(columns), persistent=False)
         self.imbalance: Tensor | None = None  # in the last pass with gradients
         self._said: tuple[Tensor, Tensor, int] | None = None  # input, output and number of uses in this pass
 
@@ -163,21 +148,14 @@ class Mixture(nn.Module):
         best, choice = noisy.softmax(-1).max(-1)  # (N,) each
         if torch.is_grad_enabled():
             self.imbalance = imbalance(logits.softmax(-1), best)
-        mixed = self._dropped(tokens, best, choice) if _drops(self) else self._whole(tokens, best, choice)
+        mixed = best.new_zeros(len(tokens), len(self.bias))
+        for i, expert in enumerate(self.experts):
+            mine = choice == i
+            if _drops(self):  # only its own tokens: dropout needs the full H
+                mixed[mine] = best[mine].unsqueeze(1) * expert(tokens[mine])
+            else:  # fixed shapes, for exports
+                mixed = mixed + (best * mine).unsqueeze(1) * expert(tokens)
         return mixed.unflatten(0, x.shape[:-1]) + self.bias
-
-    def _dropped(self, tokens: Tensor, best: Tensor, choice: Tensor) -> Tensor:
-        """One expert after another, each on its own tokens: dropout acts on the elements of the full H."""
-        parts, rows = [], [(choice == i).nonzero().squeeze(1) for i in range(len(RANKS))]
-        for expert, mine in zip(self.experts, rows, strict=True):
-            parts.append(best[mine].unsqueeze(1) * expert(tokens[mine]))
-        return torch.cat(parts)[torch.cat(rows).argsort()]
-
-    def _whole(self, tokens: Tensor, best: Tensor, choice: Tensor) -> Tensor:
-        """All experts in one product of fixed shape, in which each token uses only its expert's columns."""
-        lefts, rights = zip(*(expert.factors() for expert in self.experts), strict=True)  # type: ignore[operator]
-        inner = tokens @ torch.cat(lefts, 1) * (choice.unsqueeze(1) == self.owner)
-        return best.unsqueeze(1) * (inner @ torch.cat(rights))
 
     def add(self, part: int, parts: int, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """The hook on the query, key and value layers, or on the fused one."""
@@ -191,12 +169,8 @@ class Mixture(nn.Module):
 def imbalance(shares: Tensor, best: Tensor) -> Tensor:
     """1/2 (CV^2 of importance + CV^2 of load), for probabilities (N, 4) and the noisy winner's (N,)."""
     load = torch.special.ndtr((shares - best.unsqueeze(1)) / NOISE).sum(0)
-    return (squared_variation(shares.sum(0)) + squared_variation(load)) / 2
-
-
-def squared_variation(values: Tensor) -> Tensor:
-    """Unbiased variance over squared mean."""
-    return values.var() / (values.mean().square() + 1e-10)
+    variations = [values.var() / (values.mean().square() + 1e-10) for values in (shares.sum(0), load)]
+    return torch.stack(variations).mean()
 
 
 def _glorot(rows: int, columns: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""L-Reg, PIM and the entropies of predictions.
+"""L-Reg, PIM, the entropies of predictions and SelfReg.
 
     lreg     A     = softmax over j of (logits^T features)_cj         (C, D), from the whole batch, labelled or not
              L_reg = lreg * ( sum_j A_j log A_j + mean_c[ -sum_j A_cj log A_cj ] ),   A_j the mean over classes
@@ -7,33 +7,37 @@
     entropy  L_marginal alone
     pim-lreg L_pseudo = confidence * mean over unlabelled of (1 - e) CE(p, arg-max p),   e the mean predicted error,
              L_error  = mean square of (predicted - true squared error) on the labelled, for the predictor alone
+    selfreg  L_selfreg = min(CE, 1) * [ lambda * d(a) + (1 - lambda) * d(lambda a + (1 - lambda) b) ]
+             d(a)      = mean (logits - logits_a)^2 + 0.3 mean (x - P(x)_a)^2,            lambda ~ Beta(1/2, 1/2)
 
-`pim` is the published objective on mini-batches. The release optimises a bias-free head on frozen features with the
-whole data in one batch, k-means centres at the start and logits times 25, and chooses the weight of the conditional
-entropy from {0.05, 0.10, ..., 1.0} by trial runs; the default 0.5 is the middle of that grid, not a tuned value.
+`pim` is the published objective on mini-batches, with the middle of the release's grid as its weight. `pim-lreg` is
+what L-Reg's code calls PIM: a small network C -> C -> C (ReLU, at most 1) reads the logits and learns the squared
+errors of the labelled samples; it is trained after its use in the step, not before.
 
-`pim-lreg` is what L-Reg's code calls PIM: a small network C -> C -> C (ReLU, at most 1) reads the logits and learns the
-squared errors of the labelled samples. Here it is trained after its use in the step, not before; without unlabelled
-samples the term is 0, not undefined.
+In `selfreg`, a and b are random permutations of this device's part of the batch within classes (the arg-max where there
+is no label), P is a projector of three linear layers with batch normalisation, trained (in DomainBed its weights are in
+no optimiser), and the first factor (detached, the method's `main`) weakens the pull once images are classified.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Beta
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method
+from patchgen.methods.method import Term
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import mean_over_ranks, sum_over_ranks
+from patchgen.model.losses import mean_over_ranks, pseudo_labels, sum_over_ranks
 
 LEAST = 1e-12  # inside the logarithms
+FEATURE_SHARE = 0.3  # in SelfReg's distance
+WIDEST = 2048  # of its projector
 LREG = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
 
 
-class LReg(Method):
+class LReg(Term):
     summary = "L-Reg: few feature dimensions per class, many for all classes together"
     reference = LREG
-    addable = True
     defaults = {"lreg": 0.1, "ortho": 0.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -44,10 +48,9 @@ class LReg(Method):
         return terms
 
 
-class MarginalEntropy(Method):
+class MarginalEntropy(Term):
     summary = "keeps the mean prediction spread over all classes"
     reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
-    addable = True
     compared = False  # needs unlabelled images
     defaults = {"marginal": 1.0}
 
@@ -64,10 +67,9 @@ class Pim(MarginalEntropy):
         return super().losses(out, batch) | {"L_pim": self.hparams["pim"] * doubt}
 
 
-class PimLReg(Method):
+class PimLReg(Term):
     summary = "pseudo-labels weighted by a learned confidence (PIM as L-Reg's code has it)"
     reference = LREG
-    addable = True
     compared = False
     defaults = {"confidence": 0.1, "pim_lreg_lr_mult": 10.0}
     learned = {"predictor": "pim_lreg_lr_mult"}
@@ -141,3 +143,55 @@ def prediction_loss(expected: Tensor, logits: Tensor, label: Tensor) -> Tensor:
     truth = (logits.float().softmax(1) - F.one_hot(label.clamp(min=0), logits.shape[1])).square()
     miss = (expected - truth).square().mean(1)  # (B,)
     return mean_over_ranks((miss * labelled).sum(), labelled.sum())
+
+
+# SelfReg
+
+
+class SelfReg(Term):
+    summary = "SelfReg: logits and projected features alike within a class"
+    reference = "Kim et al., SelfReg: Self-supervised Contrastive Regularization for Domain Generalization, ICCV 2021"
+    learned = {"projector": ""}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.projector = projector(model.backbone.dim)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        terms = super().losses(out, batch)
+        target = pseudo_labels(out.logits, batch.label)
+        one, other = shuffle_within_classes(target), shuffle_within_classes(target)
+        logits, features, share = out.logits.float(), out.features.float(), float(Beta(0.5, 0.5).sample())
+        pull = contrast(logits, features, self.projector(features), one, other, share)
+        terms["L_selfreg"] = terms["main"].detach().clamp(max=1) * pull
+        return terms
+
+
+def projector(dim: int) -> nn.Sequential:
+    hidden = min(2 * dim, WIDEST)
+    layers: list[nn.Module] = []
+    for inside, outside in ((dim, hidden), (hidden, hidden), (hidden, dim)):
+        layers += [nn.Linear(inside, outside), nn.BatchNorm1d(outside, track_running_stats=False), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def shuffle_within_classes(target: Tensor) -> Tensor:
+    """A random permutation within each class: (B,) class ids -> (B,) positions."""
+    drawn = torch.randperm(len(target), device=target.device)
+    by_class = target.argsort(stable=True)
+    result = torch.empty_like(drawn)
+    result[by_class] = drawn[target[drawn].argsort(stable=True)]  # both sides are sorted by class
+    return result
+
+
+def contrast(logits: Tensor, features: Tensor, projected: Tensor, one: Tensor, other: Tensor, share: float) -> Tensor:
+    """The bracket of the formula above: logits (B, C), x and P(x) (B, D), permutations a and b (B,), and lambda."""
+
+    def distance(near_logits: Tensor, near_features: Tensor) -> Tensor:
+        return F.mse_loss(logits, near_logits) + FEATURE_SHARE * F.mse_loss(features, near_features)
+
+    def mixed(values: Tensor) -> Tensor:
+        return share * values[one] + (1 - share) * values[other]
+
+    alone, together = distance(logits[one], projected[one]), distance(mixed(logits), mixed(projected))
+    return share * alone + (1 - share) * together

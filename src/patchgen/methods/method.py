@@ -1,8 +1,7 @@
 """The base class of all methods: what a method defines and which hooks it can override.
 
-``losses`` is the main function; everything else has a default. ``out`` has the logits, the input features of the head
-and, with PatchGen, the mask; ``batch`` has the images, labels (-1 for none), domains and rows. Terms call
-``super().losses``, so ``patchgen+miro`` is a class with both.
+``losses`` is the main function; everything else has a default. Terms call ``super().losses``, so ``patchgen+miro`` is a
+class with both.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,14 +43,6 @@ BELOW_ONE = Bound("a share from 0 to below 1", lambda value: 0 <= value < 1)
 COUNT = Bound("a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
 
 
-class Rates(NamedTuple):
-    """Learning rates; None means the rate of the head."""
-
-    head: float
-    backbone: float | None = None
-    module: float | None = None
-
-
 class Method(nn.Module):
     """Cross-entropy on the labelled samples; the base class of all methods."""
 
@@ -62,20 +53,19 @@ class Method(nn.Module):
     optimizer: ClassVar[str] = "adam"  # `--optimizer` changes it
     momentum: ClassVar[float] = 0.9  # for the optimiser "sgd"
     lr_schedule: ClassVar[str] = "constant"  # `--lr-schedule` changes it
-    small_rates: ClassVar[Rates] = Rates(3e-3)  # for the preset `small`: docs/study/decisions.md
+    small_rates: ClassVar[Mapping[str, float]] = {"lr": 3e-3}  # for the preset `small`: docs/study/decisions.md
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches replace the mask
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
     needs: ClassVar[tuple[str, ...]] = ()  # words of `NEEDS`, for `patchgen methods --needs`
-    addable: ClassVar[bool] = False  # a term that can follow a "+"; all other methods can precede one
+    addable: ClassVar[bool] = False  # can follow a "+"; all other methods can precede one
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
     each_pass: ClassVar[str] = ""  # what it does at every pass, which cached features (lp --no-augment) would not have
     whole_batch: ClassVar[bool] = False  # in a training pass an image's output depends on the others
     linear_head: ClassVar[bool] = False  # reads the weight and the bias of the head
-    moves_features: ClassVar[bool] = False  # has no effect if neither the backbone nor a mask is trained
-    backbone_term: ClassVar[str] = ""  # the hyper-parameter of a term without effect in the tuning modes `idle_tunes`
-    idle_tunes: ClassVar[tuple[str, ...]] = ("head",)
+    idle_tunes: ClassVar[tuple[str, ...]] = ()  # tuning modes in which it has no effect, unless a mask is trained
+    backbone_term: ClassVar[str] = ""  # the hyper-parameter of a term that has none even with a mask
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
     bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
@@ -101,8 +91,8 @@ class Method(nn.Module):
                 "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
             )
         term = self.backbone_term
-        unmoved = self.moves_features and self.chosen_tune == "head" and self.chosen_pool not in MASKED
-        if unmoved or (term and self.hparams[term] and self.chosen_tune in self.idle_tunes):
+        moves = self.hparams[term] == 0 if term else self.chosen_pool in MASKED
+        if self.chosen_tune in self.idle_tunes and not moves:
             off = f", or switch it off with --hparams {term} 0" if term else ""
             raise ValueError(
                 f"{config.method!r} acts on the backbone's features, but with tune {self.chosen_tune!r} and pool "
@@ -159,11 +149,7 @@ class Method(nn.Module):
         return {**own, **given}
 
     def extend(self, model: Classifier) -> None:
-        """Change the model itself, wherever it is built: for training, predictions or maps.
-
-        Modules added here are saved in checkpoints and used for predictions; modules needed only for training belong
-        in ``setup``.
-        """
+        """Change the model itself, wherever it is built: modules added here are saved and used for predictions."""
 
     def setup(self, model: Classifier) -> None:
         """Create the method's parameters; the model has its pretrained weights, before the first step."""
@@ -181,9 +167,7 @@ class Method(nn.Module):
         weights = self.image_weights(out, batch)
         terms = {"main": cross_entropy(out.logits, batch.label, weights)}
         if out.halves is not None:  # each vector must classify by itself, so that neither hides behind the other
-            terms["halves"] = sum(
-                (cross_entropy(half, batch.label, weights) for half in out.halves), out.logits.new_zeros(())
-            )
+            terms["halves"] = torch.stack([cross_entropy(half, batch.label, weights) for half in out.halves]).sum()
         return terms
 
     def image_weights(self, out: Output, batch: Batch) -> Tensor | None:
@@ -237,6 +221,12 @@ class Method(nn.Module):
         return False
 
 
+class Term(Method):
+    """A method with something to add to another one."""
+
+    addable = True
+
+
 # The matched baselines: cross-entropy only; they differ in what is tuned
 
 
@@ -279,13 +269,9 @@ def require_linear_head(method: Method, model: Classifier) -> None:
 
 
 def by_domain(batch: Batch, device: torch.device | str | None = None) -> list[Tensor]:
-    """Positions of each source domain's samples in the batch, in the order of the domains' ids.
-
-    Every part of a step's batch has the same share of each domain, so the list has the same length on every device. If
-    the batch records its layout, no device synchronisation is needed. They are on ``device``, by default the batch's.
-    """
+    """Positions of each source domain's samples in the batch, in the order of ids; all are in a part on each device."""
     device = device or batch.domain.device
-    if batch.num_domains is not None:
+    if batch.num_domains is not None:  # the batch records its layout: nothing has to be asked of the device
         return list(torch.arange(len(batch.domain), device=device).view(batch.num_domains, -1))
     ids = batch.domain.to(device)
     return [torch.nonzero(ids == domain).squeeze(1) for domain in torch.unique(ids)]

@@ -3,22 +3,17 @@
 The source domains are arranged in a random circle; each image x_i of a domain is paired with an image x_j of the next,
 with one lambda ~ Beta(a, a) for all images of that pair of domains:
 
-    x    = lambda x_i + (1 - lambda) x_j
-    main = mean of lambda CE(x, y_i) + (1 - lambda) CE(x, y_j)
+    mixup       x    = lambda x_i + (1 - lambda) x_j
+                main = mean of lambda CE(x, y_i) + (1 - lambda) CE(x, y_j),     of those that have a label
+    bfmix-like  main = CE of x_i,   L_background and L_foreground = CE of the mixes, which are added to the batch
+                background mix   patches that are background in both are lambda x_i + (1 - lambda) x_j; label y_i
+                foreground mix   likewise for foreground in both; labels y_i and y_j by their shares
 
-`mixup` (a = `mixup_alpha`) replaces the images. Terms of other methods (`patchgen+mixup`) see the label of the larger
-share and the domain of x_i: a term is one number for the whole batch and cannot be weighted per pair. If an image has
-no label, only its partner's share counts. Each device blends its own part of the batch.
-
-`bfmix-like` (a = `blend`) adds two mixes of each batch to it. The foreground is the half of the patches that CLS
-attends to most in the last block (mean over heads, a pass without gradients):
-
-    background mix   patches that are background in both are lambda x_i + (1 - lambda) x_j; label y_i
-    foreground mix   likewise for foreground in both; labels y_i and y_j by their shares
-    main = CE of x_i,  L_background and L_foreground = CE of the mixes
-
-It is **our reading** of an abstract that describes the attention scores, the split by rank and both kinds of mixes. The
-last block, the half, the distribution, the pairs, pixels rather than tokens, the labels and equal weights are ours.
+Terms of other methods (`patchgen+mixup`) see the label of the larger share and the domain of x_i: a term is one number
+for the whole batch and cannot be weighted per pair. The foreground is the half of the patches that CLS attends to most
+in the last block (mean over heads, a pass without gradients). `bfmix-like` is **our reading** of an abstract that
+describes the attention scores, the split by rank and both kinds of mixes; all else is ours. Each device blends its own
+part of the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +25,7 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import POSITIVE, Method, by_domain
+from patchgen.methods.method import POSITIVE, Method, Term, by_domain
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, mean_over_ranks
@@ -45,10 +40,9 @@ class MixedBatch(Batch):
     share: Tensor  # (B,)  lambda
 
 
-class Mixup(Method):
+class Mixup(Term):
     summary = "Mixup: images of different domains are blended, with their labels"
     reference = "Yan et al., Improve Unsupervised Domain Adaptation with Mixup Training, 2020"
-    addable = True
     replaces_main = True
     defaults = {"mixup_alpha": 0.2}
     bounds = {"mixup_alpha": POSITIVE}

@@ -1,14 +1,10 @@
 """The settings of a preset for a method and its data, and the published settings of the host methods.
 
-Sources of `published.csv`: the tables and commands in the README files of MIRO (and its authors' answers on CLIP),
-GMDG, GESTUR, CLIPood, DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. If a command leaves out the
-learning rate, weight decay or dropout, the values are the common defaults of these code bases (5e-5, 0, 0); if a
-release states only a loss weight, so does the entry. GESTUR's batch on CLIP is MIRO's, as its author requested.
-`regnety-16gf` means the SWAG weights (docs/study/mdg.md).
-
-Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its loss weights (`hparams`)
-from the nearest published backbone, but no learning rate, decay, dropout or batch size: those remain the same for all
-rows, as in the paper's matched comparison.
+Sources of `published.csv`: the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood, DPL,
+DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper; an empty cell is not published. What a command leaves out
+has the default of these code bases (lr 5e-5, weight decay and dropout 0). GESTUR's batch on CLIP is MIRO's, as its
+author requested; `regnety-16gf` means the SWAG weights. Nothing is published for other backbones, nor for LayerNorm
+tuning: there a method gets only its loss weights, and all rows share the rest, as in the paper's matched comparison.
 """
 
 import csv
@@ -34,9 +30,7 @@ def preset_settings(preset: str, method: str = "", data: str = "", benchmark: st
     if preset == "small" and method:
         from patchgen.methods import method_class
 
-        names = ("lr", "lr_backbone", "lr_module")
-        rates = zip(names, method_class(method).small_rates, strict=True)
-        settings |= {name: rate for name, rate in rates if rate is not None}
+        settings |= method_class(method).small_rates
     return settings
 
 
@@ -44,14 +38,11 @@ def method_settings(label: str) -> dict[str, str]:
     """`lp-ln@mean` -> its method, pool and tuning mode."""
     method, *changes = label.split("@")
     settings = {"method": method}
+    fields = dict.fromkeys(get_args(Pool), "pool") | dict.fromkeys(get_args(Tune), "tune")
     for word in changes:
-        if word in get_args(Pool):
-            settings["pool"] = word
-        elif word in get_args(Tune):
-            settings["tune"] = word
-        else:
-            known = ", ".join((*get_args(Pool), *get_args(Tune)))
-            raise ValueError(f"{label!r}: {word!r} is neither a pool nor a tuning mode ({known})")
+        if word not in fields:
+            raise ValueError(f"{label!r}: {word!r} is neither a pool nor a tuning mode ({', '.join(fields)})")
+        settings[fields[word]] = word
     return settings
 
 
@@ -59,17 +50,13 @@ def own_hparams(given: Mapping[str, float], method: str) -> dict[str, float]:
     """The hyper-parameters that this method has, from those given for several methods."""
     from patchgen.methods import method_class
 
-    known = set(method_class(method).all_defaults())
-    if any(name.endswith("lr_mult") for name in known):
-        known.add("lr_mult")  # the common name for all of them
-    return {name: value for name, value in given.items() if name in known}
+    known = [*method_class(method).all_defaults()]
+    common = ["lr_mult"] if any(name.endswith("lr_mult") for name in known) else []  # for all of them
+    return {name: value for name, value in given.items() if name in known + common}
 
 
 def _read_published() -> dict[tuple[str, str, str], Settings]:
-    """`published.csv`: (method, benchmark, variant) -> settings; an empty cell is not published.
-
-    A variant is a backbone, and "swad" or the task where they matter.
-    """
+    """(method, benchmark, variant) -> settings; a variant is a backbone, with "swad" or the task where they matter."""
     text = resources.files("patchgen.methods").joinpath("published.csv").read_text(encoding="utf-8")
     table: dict[tuple[str, str, str], Settings] = {}
     for row in csv.DictReader(text.splitlines()):
@@ -91,10 +78,7 @@ def host_settings(
 ) -> Settings:
     """The published settings of a method (``miro``, not ``patchgen+miro``) as fields of Config; empty if none.
 
-    Args:
-        benchmark: A name of ``BENCHMARKS``; None for other data.
-        backbone_kind: A name of ``BACKBONES``; one without published values gets the nearest one's loss weights.
-        swad: Prefer the values published with SWAD, if they differ.
+    A backbone without published values gets the nearest one's loss weights; ``swad`` prefers those published with it.
     """
 
     def of(kind: str, task: str) -> Settings:

@@ -1,27 +1,17 @@
-"""Methods that learn from sentences alone: DUPRG and PromptStyler.
+"""Methods that learn from sentences alone, in the first step of the run: DUPRG and PromptStyler.
 
-Everything happens within the first step of the run: `--steps 1` is enough, and all folds have the same model.
+    duprg  t_cd = sentence "a <domain> photo of a <class>", for every class and every word of a bank
+           o_cd = unit output of an autoencoder on t_cd,    o_c = mean over d of o_cd,    logits = s <f, o_c>
+           L = - mean_cd <t_cd, o_cd> - domains * mean_c |o_c|^2 + classes * mean_d mean_{c != c'} <o_cd, o_c'd>
 
-DUPRG: one representation per class from sentences of many domains.
+    promptstyler, stage 1, one style at a time:
+           L = mean_{j<i} |cos(T("a S_i style of a"), T("a S_j style of a"))|
+               + mean_m CE over n of cos(T("a S_i style of a <class m>"), T("<class n>"))
+    stage 2: ArcFace of a linear layer without bias on the sentences of all styles and classes
 
-    t_cd = sentence "a <domain> photo of a <class>", for every class and every word of a bank
-    o_cd = unit output of an autoencoder on t_cd,    o_c = mean over d of o_cd,    logits = s <f, o_c>
-    L = - mean_cd <t_cd, o_cd> - domains * mean_c |o_c|^2 + classes * mean_d mean_{c != c'} <o_cd, o_c'd>
-
-The sentences form one batch; AdamW at `sentence_lr`, weight decay 1e-4, `sentence_steps` steps. `bank` is the number of
-domain words: 1 (none), 11 (the release's default) or 30; never the data's own domain names, which would include the
-unseen one. The result is that of the last step: the release prints the best accuracy **on the target's test images**.
-
-PromptStyler: learn style words, then a classifier on sentences in all of these styles.
-
-    stage 1, one style at a time:  mean_{j<i} |cos(T("a S_i style of a"), T("a S_j style of a"))|
-                                   + mean_m CE over n of cos(T("a S_i style of a <class m>"), T("<class n>"))
-    stage 2:  ArcFace of a linear layer without bias on the sentences of all styles and classes
-
-S_i is one word vector, drawn from N(0, 0.02^2) and trained for `style_steps` steps of SGD at 0.002 with momentum 0.9,
-which restarts for each style; earlier styles are constants. Stage 2: scale 5, margin 0.5 rad, `epochs` epochs in
-batches of 128 sentences, SGD at 0.005 with momentum 0.9. There is no released code: Xavier uniform initialisation of
-the layer and predictions by cosines are our choices.
+The bank has 1 word (none), 11 (the release's) or 30; never the data's own domain names, which would include the unseen
+one. S_i is one word vector, drawn from N(0, 0.02^2); the optimiser restarts for each style, and earlier styles are
+constants. All folds have the same model.
 """
 
 import math
@@ -43,7 +33,7 @@ class Duprg(SourceFree):
     defaults = {"bank": 11, "domains": 0.5, "classes": 0.05, "sentence_steps": 2000, "sentence_lr": 0.04}
     bounds = {"bank": Bound(f"one of {', '.join(map(str, BANKS))}", BANKS.__contains__), "sentence_steps": COUNT}
 
-    def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
+    def learn(self, tower: TextTower, names: list[str]) -> Tensor:
         words = BANKS[int(self.hparams["bank"])]
         texts = [in_domain(word, name) for name in names for word in words]
         sentences = tower.read(texts).unflatten(0, (len(names), len(words)))  # (C, M, E)
@@ -54,7 +44,7 @@ class Duprg(SourceFree):
             outputs = F.normalize(network(sentences), dim=-1)
             unified_loss(sentences, outputs, self.hparams["domains"], self.hparams["classes"]).backward()
             optimizer.step()
-        return F.normalize(network(sentences), dim=-1).mean(1), None  # not normalised again
+        return F.normalize(network(sentences), dim=-1).mean(1)  # not normalised again
 
 
 def autoencoder(dim: int) -> nn.Sequential:
@@ -84,11 +74,11 @@ class PromptStyler(SourceFree):
     reference = "Cho et al., PromptStyler: Prompt-driven Style Generation for Source-free DG, ICCV 2023"
     defaults = {"styles": 80, "style_steps": 100, "epochs": 50}
     bounds = {"styles": COUNT, "style_steps": COUNT, "epochs": COUNT}
+    log_scale = math.log(SCALE)
 
-    def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
+    def learn(self, tower: TextTower, names: list[str]) -> Tensor:
         styles, steps, epochs = (int(self.hparams[name]) for name in ("styles", "style_steps", "epochs"))
-        sentences = learn_styles(tower, names, styles, steps)  # (S, C, E)
-        return F.normalize(learn_classes(sentences, epochs), dim=1), math.log(SCALE)
+        return F.normalize(learn_classes(learn_styles(tower, names, styles, steps), epochs), dim=1)
 
 
 def learn_styles(tower: TextTower, names: list[str], count: int, steps: int) -> Tensor:

@@ -4,24 +4,17 @@ In training, the support of an image is the part of its batch from the same doma
 being predicted**. The methods are transductive: a different batch size or order can change a prediction.
 
     arm   c = mean of context(x_i) over the support,   CE of the classifier, which reads each image together with c
-
-So that the first step starts from the pretrained network, a layer that is initially zero adds c: in convolutional
-backbones c is a map (1, H, W), added to the image (the release appends it as a fourth input channel, which a pretrained
-stem does not have); in a ViT c is a vector, added to every patch embedding (this form is ours). Unlike in the release
-there are 16 channels, not 64, and no BatchNorm, whose statistics would be a second context. The context network is part
-of the backbone, uses its learning rate in every tuning mode, and is saved.
-
     dpl   D_e  = mean over the support of MLP(v),  v the image vector of CLIP before normalisation
           t_ce = sentence [start] D_e1 ... D_en <class> . [end]
           main = mean over the labelled images of CE of s <f, t_ce>,  e the image's own domain
 
-CLIP stays frozen; the network has `width` hidden units and `context` x 512 outputs, with dropout 0.1. The default
-optimiser is SGD with momentum 0.1. The objective is the paper's. The release concatenates the sentences of all domains
-as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first domain.
+In ARM, a layer that is initially zero adds c: in convolutional backbones a map (1, H, W) to the image, in a ViT (this
+form is ours) a vector to every patch embedding. There is no BatchNorm, whose statistics would be a second context. The
+context network is part of the backbone and uses its learning rate in every tuning mode. In DPL, CLIP stays frozen; the
+objective is the paper's, not the release's, which draws every image to the sentences of the first domain.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +23,7 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
-from patchgen.methods.method import COUNT, Method, by_domain
+from patchgen.methods.method import COUNT, Method, Term, by_domain
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.clip import ClipText
@@ -39,14 +32,21 @@ WIDTH = 16  # of ARM's network
 FIRST_BIAS, DROPOUT = 0.01, 0.1  # of DPL's
 
 
-@contextmanager
-def grouped(part: Any, batch: Batch) -> Iterator[None]:
-    """Within it, this part of the model reads the images of each domain together; else the whole batch."""
-    part.groups = by_domain(batch)
-    try:
-        yield
-    finally:
-        part.groups = None
+class Transductive(Method):
+    """A part of the model reads the images of each domain together in a training pass, else the whole batch."""
+
+    whole_batch = True
+
+    def reader(self) -> Any:
+        raise NotImplementedError
+
+    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
+        part = self.reader()
+        part.groups = by_domain(batch)
+        try:
+            return super().forward(network, batch, mask)
+        finally:
+            part.groups = None
 
 
 def by_group(groups: list[Tensor] | None, act: Callable[[Any], Tensor]) -> Tensor:
@@ -56,20 +56,17 @@ def by_group(groups: list[Tensor] | None, act: Callable[[Any], Tensor]) -> Tenso
     return torch.cat([act(rows) for rows in groups])[torch.cat(groups).argsort()]
 
 
-class Arm(Method):
+class Arm(Transductive, Term):
     summary = "ARM: the classifier reads a context of the images it predicts together (transductive)"
     reference = "Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021"
     needs = ("transductive",)
-    addable = True
-    whole_batch = True
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
         model.backbone.context = Context(model.backbone)
 
-    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
-        with grouped(self.classifier.backbone.context, batch):
-            return super().forward(network, batch, mask)
+    def reader(self) -> Any:
+        return self.classifier.backbone.context
 
 
 class Context(nn.Module):
@@ -111,22 +108,20 @@ class Context(nn.Module):
         return patches + self.into(self.average(said))[:, :, None, None]
 
 
-class Dpl(Sentences):
+class Dpl(Transductive, Sentences):
     summary = "DPL: a network writes each domain's prompt from a batch of its images (transductive)"
     reference = "Zhang et al., Domain Prompt Learning for Efficiently Adapting CLIP to Unseen Domains, 2023"
     needs = ("text", "transductive")
     optimizer = "sgd"
     momentum = 0.1
-    whole_batch = True
     defaults = {"context": 16, "width": 512}
     bounds = {"context": COUNT, "width": COUNT}
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         return PromptHead(text, names, int(self.hparams["context"]), int(self.hparams["width"]))
 
-    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
-        with grouped(self.classifier.head, batch):
-            return super().forward(network, batch, mask)
+    def reader(self) -> Any:
+        return self.classifier.head
 
 
 class PromptHead(nn.Module):

@@ -1,7 +1,7 @@
-"""MixStyle and SagNet: channel statistics represent an image's style, which the class should not depend on.
+"""MTL, RSC, MixStyle and SagNet: in training the head reads changed features.
 
-With mu, sigma the mean and std of each channel over the positions of one sample, and pi a permutation of the batch:
-
+    mtl       logits = W x + b + W_2 e_d,   e_d <- ema * e_d + (1 - ema) * mean of the batch's features of domain d
+    rsc       logits = W (x * kept) + b
     mixstyle  with probability `mixstyle`, at each place:   x <- (x - mu) / sigma * sigma' + mu'
               mu' = l mu + (1 - l) mu_pi,  sigma' likewise,  l ~ Beta(a, a) per sample, a = `mixstyle_alpha`
     sagnet    the head always reads features with mixed styles, with l ~ U(0, 1) and variances mixed:
@@ -9,39 +9,111 @@ With mu, sigma the mean and std of each channel over the positions of one sample
               L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, content of another sample
               L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
 
-In convolutional backbones, as published, MixStyle acts after stages 1, 2 and 3, SagNet after stage 2. In a ViT both act
-after the last block of its first quarter, on the patch tokens (positions are patches); this variant is ours. Styles are
-mixed only in training passes, those with gradients, by hooks that `setup` registers.
+In `mtl`, W and b belong to the model's head, W_2 (initially 0) to the method; the averages are bias-corrected, as in
+Adam. Predictions use the bias b + W_2 mean(e), and so depend only on their own image. DomainBed's code overwrites e by
+noise.
 
-Unlike in the release, SagNet's style head is small (a linear map and ReLU at each position, their mean, a linear map),
-and its three losses are minimised in one step of one optimiser: the style head sees features without gradient, the
-backbone a fixed style head.
+In `rsc`, the share `rsc_features` of dimensions with the largest gradient of the target logit is set to 0, but only in
+the share `rsc_samples` of this device's images whose target probability drops most (without dropout). L_sim still sees
+z+ unmuted. Images without a label use their arg-max as their class.
+
+mu, sigma are the mean and std of each channel over the positions of one sample, pi a permutation of the batch. In
+convolutional backbones, as published, MixStyle acts after stages 1, 2 and 3, SagNet after stage 2; in a ViT both act on
+the patch tokens after its first quarter, which is ours. Only passes with gradients are changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Beta
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import POSITIVE, SHARE, Method, take
+from patchgen.methods.alignment import positions
+from patchgen.methods.method import BELOW_ONE, POSITIVE, SHARE, Term, take
 from patchgen.methods.miro import first_outputs, num_channels
 from patchgen.model.backbone import Backbone
-from patchgen.model.classifier import Classifier, Output
+from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.generic import on_tensor
-from patchgen.model.losses import cross_entropy
+from patchgen.model.losses import cross_entropy, pseudo_labels, sum_over_ranks
 
 LEAST_VARIANCE, SAGNET_LEAST = 1e-6, 1e-5  # added to a variance, as published
 STYLE_WIDTH = 128  # of the style head
 
 
-class MixStyle(Method):
+class Mtl(Term):
+    summary = "MTL: the head also reads the mean feature of the image's domain"
+    reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
+    linear_head = True
+    defaults = {"ema": 0.99}
+    bounds = {"ema": BELOW_ONE}
+    learned = {"shift": ""}
+    sums: Tensor  # (K, D) moving sums of the domains' mean features
+    mass: Tensor  # () sum of their weights; the embeddings are sums / mass
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        dim = model.backbone.dim
+        self.shift = nn.Linear(dim, model.head.out_features, bias=False)  # W_2
+        nn.init.zeros_(self.shift.weight)
+        self.register_buffer("sums", torch.zeros(len(self.sources), dim))
+        self.register_buffer("mass", torch.tensor(0.0))
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        belongs = F.one_hot(positions(batch.domain, self.sources), len(self.sources)).float()  # (B, K)
+        count = sum_over_ranks(belongs.sum(0)).clamp(min=1)  # (K,)
+        mean = sum_over_ranks(belongs.T @ out.features.detach().float()) / count.unsqueeze(1)  # (K, D)
+        self.sums.lerp_(mean, 1 - self.hparams["ema"])
+        self.mass.lerp_(torch.ones_like(self.mass), 1 - self.hparams["ema"])
+        logits = out.logits + belongs @ self.shift(self.embeddings())
+        return super().losses(out._replace(logits=logits), batch)
+
+    def embeddings(self) -> Tensor:
+        """e: (K, D), in the order of the sources; 0 before the first step."""
+        return self.sums / self.mass.clamp(min=1e-12)
+
+    @torch.no_grad()
+    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
+        tensors: dict[str, Tensor] = dict(trained_tensors(model))
+        tensors["head.bias"] = tensors["head.bias"] + self.shift(self.embeddings().mean(0))
+        return tensors
+
+
+class Rsc(Term):
+    summary = "RSC: mutes the feature dimensions that a decision relies on most"
+    reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
+    linear_head = True
+    defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
+    bounds = {"rsc_features": SHARE, "rsc_samples": SHARE}
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        head: Any = self.classifier.head
+        target = pseudo_labels(out.logits, batch.label)
+        kept = kept_features(out.features, target, head, self.hparams["rsc_features"], self.hparams["rsc_samples"])
+        return super().losses(out._replace(logits=head(out.features * kept)), batch)
+
+
+@torch.no_grad()
+def kept_features(features: Tensor, target: Tensor, head: nn.Linear, dims: float, images: float) -> Tensor:
+    """(B, D): 1 for features (B, D) that are kept, 0 for the shares of dimensions and images that are muted."""
+    steepest = head.weight[target].topk(round(dims * features.shape[1]), 1).indices  # dlogit_y / dx
+    kept = torch.ones_like(features).scatter(1, steepest, 0)
+    own = target.unsqueeze(1)
+    whole, muted = (F.linear(x, head.weight, head.bias).softmax(1).gather(1, own) for x in (features, features * kept))
+    hit = (whole - muted).squeeze(1).topk(round(images * len(features))).indices
+    return torch.ones_like(kept).index_copy(0, hit, kept[hit])
+
+
+# By style
+
+
+class MixStyle(Term):
     summary = "MixStyle: channel means and deviations are mixed between the images of a batch"
     reference = "Zhou et al., Domain Generalization with MixStyle, ICLR 2021"
-    addable = True
     defaults = {"mixstyle": 0.5, "mixstyle_alpha": 0.1}
     bounds = {"mixstyle": SHARE, "mixstyle_alpha": POSITIVE}
     each_pass = "mixes styles"
@@ -60,10 +132,9 @@ class MixStyle(Method):
         return mix_deviations(x, torch.randperm(len(x), device=x.device), share)
 
 
-class SagNet(Method):
+class SagNet(Term):
     summary = "SagNet: features of mixed style, in which a second head cannot find the class by style"
     reference = "Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021"
-    addable = True
     defaults = {"sagnet": 0.1, "sagnet_lr_mult": 10.0}
     learned = {"style": "sagnet_lr_mult"}
     each_pass = "mixes styles"
@@ -115,11 +186,8 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mix_deviations(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
-    """MixStyle: each sample's content (B, N, C), with its own share (B,) of style mixed with that of ``order`` (B,).
-
-    No gradient passes through the statistics.
-    """
-    mean, variance = statistics(x.detach())
+    """MixStyle: each sample's content (B, N, C), with its own share (B,) of style mixed with that of ``order`` (B,)."""
+    mean, variance = statistics(x.detach())  # no gradient passes through them
     deviation = (variance + LEAST_VARIANCE).sqrt()
     return (x - mean) / deviation * _between(deviation, order, share) + _between(mean, order, share)
 
