@@ -99,7 +99,7 @@ def _predict(run: Path, folder: Path, count: int, pixels: int) -> int:
 
 
 def _slide(run: Path, folder: Path, count: int) -> int:
-    from patchgen.slides.pyramid import write_pyramid
+    from patchgen.slides.heatmap import write_pyramid
 
     place = folder / f"slides-{count}"
     place.mkdir()

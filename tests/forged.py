@@ -61,7 +61,7 @@ def parts(count: int) -> bytes:
 
 def write_slide(path: Path) -> Path:
     """A pyramid of 600 x 600 pixels with tissue in its middle."""
-    from patchgen.slides.pyramid import write_pyramid
+    from patchgen.slides.heatmap import write_pyramid
 
     pixels = np.full((600, 600, 3), 244, np.uint8)
     pixels[100:500, 100:500] = np.random.default_rng(0).integers(90, 190, (400, 400, 3))

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from patchgen.data import safe_open
+from patchgen.data import image_files
+from patchgen.data.image_files import FORMATS, IMAGE_EXTENSIONS, list_files, readable_formats, skipped_line
 from patchgen.data.images import UnreadableImage, decode
-from patchgen.data.listing import FORMATS, IMAGE_EXTENSIONS, list_files, skipped_line
-from patchgen.data.safe_open import readable_formats
 
 PICTURE = Image.fromarray(np.linspace(0, 255, 48 * 64 * 3).reshape(48, 64, 3).astype(np.uint8))
 ENDINGS = [ending for name, endings in FORMATS.items() for ending in endings if name != "HEIF"]
@@ -56,7 +55,7 @@ def test_heic_is_read_with_the_extra(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("brand", "needed"), [(b"heic", 'pip install "patchgen[heic]"'), (b"avif", "Pillow 11.3")])
 def test_a_missing_decoder_is_named(brand: bytes, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_open, "readable_formats", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(image_files, "readable_formats", lambda: ("JPEG", "PNG"))
     file = tmp_path / "phone.heic"
     file.write_bytes(b"\0\0\0\x18ftyp" + brand + b"\0" * 100)
     with pytest.raises(UnreadableImage) as error:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from patchgen.config import Config
-from patchgen.data.listing import list_images
+from patchgen.data.image_files import list_images
 from patchgen.data.table import Table, check_shared, read_table
 from patchgen.tasks.mdg import make_fold
 

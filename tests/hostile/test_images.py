@@ -20,9 +20,8 @@ from patchgen.cli import main
 from patchgen.commands.options import find_images
 from patchgen.common.child_process import child_environment, python
 from patchgen.data.doctor import examine, inspect_files
+from patchgen.data.image_files import list_images, open_image
 from patchgen.data.images import ImageStore, UnreadableImage, decode, digests
-from patchgen.data.listing import list_images
-from patchgen.data.safe_open import open_image
 from patchgen.data.table import read_table
 from patchgen.draw.overlay import original
 

@@ -74,7 +74,7 @@ def expected() -> dict[tuple[int, int], str]:
 
 def write_cohort_slides(root: Path) -> Path:
     """`root/slides/SITE/NAME.tif` and `root/annotations/NAME.geojson`."""
-    from patchgen.slides.pyramid import write_pyramid
+    from patchgen.slides.heatmap import write_pyramid
 
     (root / "annotations").mkdir(parents=True)
     for site, names in SLIDES.items():

@@ -40,7 +40,7 @@ def draw_slide() -> tuple[np.ndarray, np.ndarray, dict[tuple[int, int], str]]:
 @pytest.fixture(scope="session")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     pytest.importorskip("openslide")
-    from patchgen.slides.pyramid import write_pyramid
+    from patchgen.slides.heatmap import write_pyramid
 
     path = tmp_path_factory.mktemp("slides") / "biopsy.tif"
     pixels, tissue, tiles = draw_slide()

@@ -18,7 +18,7 @@ pytest.importorskip("openslide")
 pytest.importorskip("shapely")
 
 from patchgen.slides.cut import AMBIGUOUS, OUTSIDE, choose_label  # noqa: E402
-from patchgen.slides.pyramid import write_pyramid  # noqa: E402
+from patchgen.slides.heatmap import write_pyramid  # noqa: E402
 from patchgen.slides.slide import TileGrid  # noqa: E402
 from patchgen.slides.tissue import find_windows  # noqa: E402
 

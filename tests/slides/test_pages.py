@@ -38,7 +38,7 @@ def commands(page: str) -> list[str]:
 @pytest.fixture(scope="module")
 def ground(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages speak of; `tiles.csv` has a third site."""
-    from patchgen.slides.pyramid import write_pyramid
+    from patchgen.slides.heatmap import write_pyramid
 
     home = tmp_path_factory.mktemp("pages")
     for slide in sorted((cohort / "slides").glob("*/*.tif")):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.slides.pyramid import TILE, write_pyramid
+from patchgen.slides.heatmap import TILE, write_pyramid
 
 
 def picture(height: int, width: int) -> np.ndarray:

@@ -12,8 +12,15 @@ import pytest
 from PIL import Image
 
 from patchgen.predict.predictor import Prediction
-from patchgen.slides.heatmap import CLASS_COLOURS, collect_maps, colour, enlarge, write_geojson, write_map
-from patchgen.slides.pyramid import write_pyramid
+from patchgen.slides.heatmap import (
+    CLASS_COLOURS,
+    collect_maps,
+    colour,
+    enlarge,
+    write_geojson,
+    write_map,
+    write_pyramid,
+)
 from patchgen.slides.scan import read_tiles, scan
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, make_grid, open_slide, thumbnail
 from patchgen.slides.tissue import Window, find_windows, otsu, tissue_mask

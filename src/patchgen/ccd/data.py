@@ -20,7 +20,7 @@ from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of
 from patchgen.common.files import write_csv
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.listing import visible_folders
+from patchgen.data.image_files import visible_folders
 from patchgen.data.table import Table, fingerprint, read_table
 
 HELD_OUT_DRAW = 1  # a separate random stream: held-out images are independent of the stages

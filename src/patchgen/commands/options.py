@@ -135,7 +135,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
     Files of a folder or pattern that are not images are counted and named on stderr.
     """
-    from patchgen.data.listing import IMAGE_EXTENSIONS, skipped_line
+    from patchgen.data.image_files import IMAGE_EXTENSIONS, skipped_line
 
     found: dict[Path, None] = {}
     for word in words:
@@ -156,7 +156,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 def _images_of(path: Path) -> tuple[list[Path], list[str]]:
     """The images that an argument matches, and the names of other files there."""
-    from patchgen.data.listing import is_image, list_files, list_matching
+    from patchgen.data.image_files import is_image, list_files, list_matching
 
     if path.is_dir():
         files = list_files(path)

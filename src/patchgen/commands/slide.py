@@ -144,7 +144,7 @@ def _process(
 
 
 def map_slides(arguments: SlideArguments) -> int:
-    from patchgen.slides.plan import read_patients
+    from patchgen.slides.cut import read_patients
 
     slides = arguments.find_slides()
     patients = read_patients(arguments.patients) if arguments.patients else {}

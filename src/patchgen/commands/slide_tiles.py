@@ -34,7 +34,7 @@ class SlideOptions(EngineOptions):
 
     def find_slides(self) -> list[Path]:
         """The slide files, after the checks that all commands of slides need."""
-        from patchgen.slides.plan import find_slides
+        from patchgen.slides.cut import find_slides
         from patchgen.slides.slide import require_openslide
         from patchgen.slides.tissue import check_rule
 
@@ -78,13 +78,12 @@ def cut_tiles(arguments: TilesArguments) -> int:
         raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
     slides = arguments.find_slides()
     from patchgen.slides import cut
-    from patchgen.slides.plan import find_annotations, make_plan, read_rows
     from patchgen.sweep.jobs import Needs, Unit
 
     settings = cut.CutSettings(**{field.name: getattr(arguments, field.name) for field in fields(cut.CutSettings)})
-    labels = read_rows(arguments.labels) if arguments.labels else {}
-    plan = make_plan(
-        slides, find_annotations(arguments.annotations), labels, classes=arguments.classes, ignore=arguments.ignore,
+    labels = cut.read_rows(arguments.labels) if arguments.labels else {}
+    plan = cut.make_plan(
+        slides, cut.find_annotations(arguments.annotations), labels, classes=arguments.classes, ignore=arguments.ignore,
         outside=arguments.outside,
     )  # fmt: skip
     if not plan.slides:

@@ -10,7 +10,7 @@ from typing import Any
 
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean, name_key
-from patchgen.data.listing import visible_folders
+from patchgen.data.image_files import visible_folders
 
 
 @dataclass(frozen=True)

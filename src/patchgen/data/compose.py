@@ -17,10 +17,9 @@ from PIL import Image, ImageOps
 from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.cub import is_cub, read_cub
+from patchgen.data.image_files import RefusedImage, is_image, list_images, open_image, visible_folders
 from patchgen.data.images import reporting, square
-from patchgen.data.listing import is_image, list_images, visible_folders
 from patchgen.data.oracle_draw import Dice
-from patchgen.data.safe_open import RefusedImage, open_image
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
 PHOTOGRAPHS = oracle.KINDS + 1  # the random stream that assigns the photographs

@@ -26,10 +26,9 @@ from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.machine import available_cores
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.image_files import check_file, list_files, open_image, skipped_line
 from patchgen.data.images import UnreadableImage, gray_bits
 from patchgen.data.images import decode as decode_image
-from patchgen.data.listing import list_files, skipped_line
-from patchgen.data.safe_open import check_file, open_image
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
 

@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 from patchgen.common.files import cache_dir, replacing
 from patchgen.common.machine import available_cores
 from patchgen.common.progress import logger
-from patchgen.data.safe_open import RefusedImage, check_file, open_image
+from patchgen.data.image_files import RefusedImage, check_file, open_image
 
 if TYPE_CHECKING:
     import torch

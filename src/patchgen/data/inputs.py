@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchgen.data.image_files import list_images
 from patchgen.data.images import BILINEAR, decode, square
-from patchgen.data.listing import list_images
 
 FORMS = (
     "images are paths, PIL images, or arrays and tensors (H, W, 3), (3, H, W) or (H, W) of uint8 or of floats from 0 "

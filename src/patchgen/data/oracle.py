@@ -21,8 +21,8 @@ from patchgen.common.files import cache_dir, replacing_folder
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_json
 from patchgen.data import oracle_draw as draw
+from patchgen.data.image_files import open_image
 from patchgen.data.oracle_draw import BACKDROPS, LOOKS, MOTIFS, Dice
-from patchgen.data.safe_open import open_image
 from patchgen.data.table import Table
 
 LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # independent random streams

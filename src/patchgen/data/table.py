@@ -17,8 +17,7 @@ import numpy as np
 from patchgen.common.files import read_csv, write_csv
 from patchgen.common.text import did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
-from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images, visible_folders
-from patchgen.data.safe_open import MOST_SIDE
+from patchgen.data.image_files import IMAGE_EXTENSIONS, MOST_SIDE, finder, is_image, list_images, visible_folders
 
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks compare all pairs
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.text import did_you_mean
+from patchgen.data.image_files import open_image
 from patchgen.data.images import decode
-from patchgen.data.safe_open import open_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

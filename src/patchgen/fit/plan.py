@@ -16,8 +16,8 @@ from patchgen.common.machine import use_threads
 from patchgen.common.progress import Progress
 from patchgen.config import PRESETS, Config
 from patchgen.data.doctor import check_classes
+from patchgen.data.image_files import list_files, skipped_line, visible_folders
 from patchgen.data.images import BILINEAR, ImageStore
-from patchgen.data.listing import list_files, skipped_line, visible_folders
 from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images

@@ -1,25 +1,30 @@
-"""Tile predictions as maps of the slide, and as GeoJSON.
+"""Tile predictions as maps of the slide, as pyramid TIFF and as GeoJSON.
 
 A map has one value per tile, colours fixed to 0..1, and is drawn without smoothing, which would suggest a finer
-resolution.
+resolution. Pillow writes TIFFs in strips only, which slide viewers cannot page through; its directories are used here
+around tiles at every halving.
 """
 
-from collections.abc import Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational, ImageFileDirectory_v2
 
 from patchgen.common.files import replacing
 from patchgen.common.text import json_text
 from patchgen.draw.overlay import COLOURS, NOTICE, as_picture, panels
-from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.slide import TileGrid
 
 MASK = "mask mean"
 TILE_NOTICE = "one prediction per tile, not an annotation"
+TILE = 256
+MICRONS = 10_000  # per centimetre
 # Okabe and Ito's colour-blind safe colours (2008), without black; further classes repeat them
 CLASS_COLOURS = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
@@ -108,3 +113,56 @@ def _feature(tile: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
         "geometry": {"type": "Polygon", "coordinates": [ring]},
         "properties": {"objectType": "tile", "classification": classification, "measurements": measurements},
     }
+
+
+def write_pyramid(
+    path: str | Path, image: np.ndarray, mpp: tuple[float, float] | None = None, description: str = ""
+) -> None:
+    """Write `image` (H,W,3) uint8 and its halvings down to one tile, with microns per pixel in x and y if known."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<2sHL", b"II", 42, 0))
+        link = 4  # position of the offset of the next directory
+        for level, pixels in enumerate(_halvings(image)):
+            offsets, sizes = [], []
+            for tile in _tiles(pixels):
+                offsets.append(file.tell())
+                sizes.append(file.write(tile))
+            height, width = pixels.shape[:2]
+            tags = ImageFileDirectory_v2()
+            tags[254] = int(level > 0)  # a reduced copy
+            tags[256], tags[257] = width, height
+            tags[258] = 8, 8, 8  # bits
+            tags[259], tags[262], tags[277], tags[284] = 8, 2, 3, 1  # deflate, RGB in three interleaved channels
+            tags[322] = tags[323] = TILE
+            tags[324], tags[325] = tuple(offsets), tuple(sizes)
+            if description and not level:
+                tags[270] = description.encode("ascii", "replace").decode()
+            if mpp:  # pixels per centimetre
+                for tag, microns, whole, side in zip((282, 283), mpp, image.shape[1::-1], (width, height), strict=True):
+                    tags[tag] = IFDRational(round(1000 * MICRONS * side / (microns * whole)), 1000)
+                tags[296] = 3
+            file.write(b"\0" * (file.tell() % 2))  # offsets must be even
+            start = file.tell()
+            file.write(tags.tobytes(start))
+            file.seek(link)
+            file.write(struct.pack("<L", start))
+            file.seek(0, 2)
+            link = start + 2 + 12 * len(tags)
+
+
+def _halvings(image: np.ndarray) -> Iterator[np.ndarray]:
+    yield image
+    while max(image.shape[:2]) > TILE:
+        size = -(-image.shape[1] // 2), -(-image.shape[0] // 2)
+        image = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
+        yield image
+
+
+def _tiles(pixels: np.ndarray) -> Iterator[bytes]:
+    """Compressed tiles, row by row; pixels beyond the edge repeat it, which compresses well."""
+    height, width = pixels.shape[:2]
+    for top in range(0, height, TILE):
+        for left in range(0, width, TILE):
+            tile = pixels[top : top + TILE, left : left + TILE]
+            beyond = (0, TILE - tile.shape[0]), (0, TILE - tile.shape[1]), (0, 0)
+            yield zlib.compress(np.pad(tile, beyond, mode="edge").tobytes(), 6)

@@ -16,7 +16,7 @@ from PIL import Image
 from patchgen.common.files import expanded
 from patchgen.common.plugins import load_all, open_table
 from patchgen.common.text import did_you_mean
-from patchgen.data.safe_open import open_image
+from patchgen.data.image_files import open_image
 from patchgen.slides.annotations import drawn_mask
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, check_count, make_grid, thumbnail
 

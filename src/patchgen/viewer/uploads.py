@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
+from patchgen.data.image_files import RefusedImage, open_header, readable_formats
 from patchgen.data.images import BILINEAR, UnreadableImage, decode, reporting
-from patchgen.data.safe_open import RefusedImage, open_header, readable_formats
 from patchgen.draw.overlay import original
 from patchgen.viewer import MEGABYTE, Limits, RefusedRequest
 
