@@ -148,7 +148,7 @@ class Mixture(nn.Module):
         best, choice = noisy.softmax(-1).max(-1)  # (N,) each
         if torch.is_grad_enabled():
             self.imbalance = imbalance(logits.softmax(-1), best)
-        mixed = best.new_zeros(len(tokens), len(self.bias))
+        mixed = best.new_zeros(tokens.shape[0], self.bias.shape[0])
         for i, expert in enumerate(self.experts):
             mine = choice == i
             if _drops(self):  # only its own tokens: dropout needs the full H
