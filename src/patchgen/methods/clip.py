@@ -43,7 +43,6 @@ from patchgen.model.clip import (
     Written,
     load_text,
     sentences,
-    spoken,
 )
 from patchgen.model.losses import cross_entropy, gather_over_ranks
 
@@ -79,7 +78,7 @@ class Sentences(Method):
         elif head is None:
             if not self.class_names:
                 raise ValueError(f"method {self.config.method!r} needs `class_names` before the model is built")
-            head = self.head(model, load_text(model.backbone), [spoken(name) for name in self.class_names])
+            head = self.head(model, load_text(model.backbone), [name.replace("_", " ") for name in self.class_names])
         model.add_module("head", head)
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:

@@ -5,7 +5,7 @@ the backbone, ``patchgen-cls`` for that module and the class token, and ``select
 backbone. A head that reads two vectors is one linear layer on both: the sum of two linear heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,14 @@ from patchgen.model.backbone import Backbone, Tokens
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
 
-POOLS = ("cls", "mean", "cls-mean", "patchgen", "patchgen-cls", "select")
+POOLS: dict[str, Callable[[Tokens], Tensor]] = {  # what each reads of the tokens
+    "cls": lambda tokens: tokens.cls,
+    "mean": lambda tokens: tokens.patches.mean(1),
+    "cls-mean": lambda tokens: torch.stack([tokens.cls, tokens.patches.mean(1)], 1),
+    "patchgen": lambda tokens: tokens.patches,
+    "patchgen-cls": lambda tokens: torch.cat([tokens.cls.unsqueeze(1), tokens.patches], 1),
+    "select": lambda tokens: tokens.cls,
+}
 MASKED = ("patchgen", "patchgen-cls", "select")  # pools with a mask
 PAIRED = ("cls-mean", "patchgen-cls")  # pools whose head reads two vectors
 
@@ -50,17 +57,10 @@ class Output(NamedTuple):
 
 
 class Classifier(nn.Module):
-    """Images in, logits (and a mask) out.
+    """Images in, logits (and a mask) out; ``module`` are options of `PatchGen`.
 
     The forward pass has two stages, ``read`` (the backbone and the tokens that the pool needs), which is cached if the
     backbone is frozen, and ``classify``. A selection inside the backbone has one stage: tokens depend on the mask.
-
-    Args:
-        dropout: Before the head.
-        module: Options of `PatchGen`.
-
-    Attributes:
-        context: Whether outputs include the mean early token, for methods that compare with an unselective reader.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Classifier(nn.Module):
             raise ValueError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
         self.backbone = backbone
         self.pool = pool
-        self.context = False
+        self.context = False  # outputs include the mean early token, which an unselective reader would see
         self.size, self.grid = image_size, backbone.grid(image_size)
         self.select: PatchGen | Selector | None = None
         if pool in ("patchgen", "patchgen-cls"):
@@ -114,29 +114,17 @@ class Classifier(nn.Module):
         """Normalised images (B, 3, H, W) -> (B, D) for one vector, (B, 2, D) for cls-mean, (B, P, D) for PatchGen.
 
         ``patchgen-cls`` has the class token first: (B, 1 + P, D). With ``context`` the mean early token is appended.
-        With ``reads_hidden``, images may be the stored tokens of the lower blocks (B, T, D).
         """
         if not self.context:
-            return self._pooled(self._tokens(images))
+            return POOLS[self.pool](self._tokens(images))
         shown: list[Tensor] = []
-        read = self._pooled(self.backbone(images, shown.append))
+        read = POOLS[self.pool](self.backbone(images, shown.append))
         early = nn.functional.layer_norm(shown[0].detach().float(), shown[0].shape[-1:])
         return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), early.mean(1, keepdim=True)], 1)
 
     def _tokens(self, inputs: Tensor) -> Tokens:
         """Images (B, 3, H, W), or the stored tokens of their lower blocks (B, T, D) -> tokens."""
         return self.backbone(inputs) if inputs.ndim == 4 else self.backbone.upper(inputs, self.size)
-
-    def _pooled(self, tokens: Tokens) -> Tensor:
-        if self.pool == "cls":
-            return tokens.cls
-        if self.pool == "mean":
-            return tokens.patches.mean(1)
-        if self.pool == "cls-mean":
-            return torch.stack([tokens.cls, tokens.patches.mean(1)], 1)
-        if self.pool == "patchgen-cls":
-            return torch.cat([tokens.cls.unsqueeze(1), tokens.patches], 1)
-        return tokens.patches
 
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
         """The result of ``read`` -> output; ``mask`` (B, P) replaces the learned one, if given."""
@@ -166,10 +154,7 @@ class Classifier(nn.Module):
         return linear(first, weights[0], bias), linear(second, weights[1], bias)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
-        """Images (four dimensions), or what is cached of them: the tokens of ``reads_hidden``, else their ``read``.
-
-        ``mask`` (B, P) replaces the learned one.
-        """
+        """Images (four dimensions), or what is cached of them: the tokens of ``reads_hidden``, else their ``read``."""
         if isinstance(self.select, Selector):
             (_, cls, _), own, shown, early = self.select(self.backbone, inputs, mask)
             context = early.detach().mean(1) if self.context else None

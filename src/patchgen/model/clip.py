@@ -1,13 +1,9 @@
 """CLIP beyond its vision tower: the text tower with its tokenizer, heads that compare images with sentences, templates.
 
-    text = load_text(backbone)                    # from the same source as the backbone, CLIP's vision tower
-    written = text.tower.read(["a photo of a dog.", "a photo of a cat."])       # (2, E) unit vectors
-    model.head = ClipHead(text, Written(written), 2)
-
     logits = exp(scale) * cos(projection(x), t_c),    x the CLS token after the final norm, t_c the sentence of class c
 
-Sources are those of a CLIP backbone (`clip-b16`, `openclip-b16`, any hub id or folder) with a complete `CLIPModel` and
-its tokenizer; timm's have no text tower. The vision tower follows the tuning mode; the text tower is always frozen.
+The source is that of the CLIP backbone (timm's have no text tower). The vision tower follows the tuning mode; the text
+tower is always frozen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +19,7 @@ from patchgen.common.untrusted import read_json
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.classifier import Saved
-from patchgen.model.generic import allowed, fill, hide_broken_torchvision, quiet_loading
+from patchgen.model.generic import allowed, fill, hide_broken_torchvision, on_tensor, quiet_loading
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 BATCH = 256  # sentences per batch
@@ -36,12 +32,8 @@ class TextTower(nn.Module):
     def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
         super().__init__()
         self.model, self.projection, self.tokenizer = model, projection, tokenizer
+        self.dim = int(model.config.hidden_size)  # of a word's vector
         self.requires_grad_(False).eval()
-
-    @property
-    def dim(self) -> int:
-        """Length of a word's vector."""
-        return int(self.model.config.hidden_size)
 
     @property
     def device(self) -> torch.device:
@@ -68,22 +60,19 @@ class TextTower(nn.Module):
     def forward(self, ids: Tensor, vectors: Tensor | None = None, at: int = 1) -> Tensor:
         """Sentences (C, L) as unit vectors (C, E).
 
-        Args:
-            vectors: (n, dim) for all sentences, or (C, n, dim), replacing the words from position ``at`` on;
-                position 0 is the start, and the next ones are those that ``tokens`` reserves.
+        ``vectors`` (n, dim) for all sentences, or (C, n, dim), replace the words from position ``at`` on: position 0 is
+        the start, and the next ones are those that ``tokens`` reserves.
         """
 
-        def put(module: nn.Module, inputs: Any, words: Tensor) -> Tensor | None:  # words (C, L, dim)
+        def put(words: Tensor) -> Tensor | None:  # (C, L, dim)
             if vectors is None:
                 return None
             learned = vectors.to(words.dtype).expand(len(words), -1, -1)
             return torch.cat([words[:, :at], learned, words[:, at + learned.shape[1] :]], 1)
 
-        handle = self.model.embeddings.token_embedding.register_forward_hook(put)
-        try:  # attention in the tower is causal, so padding after the end of a sentence changes nothing
+        # attention in the tower is causal, so padding after the end of a sentence changes nothing
+        with on_tensor(self.model.embeddings.token_embedding, put):
             return F.normalize(self.projection(self.model(input_ids=ids).pooler_output).float(), dim=1)
-        finally:
-            handle.remove()
 
     def train(self, mode: bool = True) -> "TextTower":
         return super().train(False)
@@ -140,9 +129,10 @@ def load_text(backbone: Backbone) -> ClipText:
 class Written(nn.Module):
     """Fixed sentences (C, E), after which the text tower is not needed."""
 
+    features: Tensor
+
     def __init__(self, features: Tensor) -> None:
         super().__init__()
-        self.features: Tensor
         self.register_buffer("features", features.detach(), persistent=False)
 
     def forward(self) -> Tensor:
@@ -163,8 +153,7 @@ class Learned(nn.Module):
     def forward(self) -> Tensor:
         """(C, E); without gradients, the tower runs only if the vectors have changed."""
         if torch.is_grad_enabled() and self.vectors.requires_grad:
-            sentences: Tensor = self.tower(self.ids, self.vectors)
-            return sentences
+            return self.tower(self.ids, self.vectors)  # type: ignore[no-any-return]
         if self._read is None or not torch.equal(self._read[0], self.vectors):
             self._read = self.vectors.detach().clone(), self.tower(self.ids, self.vectors).detach()
         return self._read[1]
@@ -178,10 +167,9 @@ def _products(features: Tensor, weight: Tensor, scale: Tensor, vectors: Tensor) 
 
 
 class ClassVectors(nn.Module):
-    """Features (B, D) -> exp(scale) * <f, v_c> (B, C), with f the unit image vector and v_c one vector per class.
+    """Features (B, D) -> exp(scale) * <f, v_c> (B, C), with f the unit image vector and v_c of any length.
 
-    Checkpoints contain the whole head, so a trained run predicts without the text tower. ``projection`` (D -> E) is
-    that of images, trained if ``tuned``; ``vectors`` (C, E) have any length.
+    Checkpoints contain the whole head, so a trained run predicts without the text tower.
     """
 
     def __init__(self, projection: nn.Linear, scale: Tensor, vectors: Tensor, *, tuned: bool) -> None:
@@ -266,11 +254,6 @@ IMAGENET = (
     *(f"{words} {{}}." for words in (*_PHOTOS, *_WORKS)),
     "the {} in a video game.", "a {} in a video game.", "itap of a {}.", "itap of my {}.", "itap of the {}.",
 )  # fmt: skip
-
-
-def spoken(name: str) -> str:
-    """A class name in words: `_` becomes a space."""
-    return name.replace("_", " ")
 
 
 def sentences(template: str, names: Sequence[str]) -> list[str]:

@@ -162,10 +162,9 @@ def _design(about: Mapping[str, Any]) -> tuple[Any, Any]:
 def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
     """A model with these tensors, including names of earlier transformers versions; also returns what is missing."""
     check_sizes(lambda: kind(config), config.to_dict(), state)
-    filled: tuple[nn.Module, dict[str, Any]] = kind.from_pretrained(
+    return kind.from_pretrained(  # type: ignore[no-any-return]
         None, config=config, state_dict=state, dtype=torch.float32, local_files_only=True, output_loading_info=True
     )
-    return filled
 
 
 def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
@@ -272,7 +271,14 @@ def adopt(model: nn.Module) -> Traits:
     kind = type(model).__name__
     model.requires_grad_(True).eval()
     blocks = _blocks(model, depth)
-    norms = {name: part for name, part in model.named_modules() if _is_final_norm(name, part, blocks, dim)}
+    norms = {
+        name: part
+        for name, part in model.named_modules()
+        if name.rpartition(".")[2] in NORMS
+        and "embed" not in name
+        and not name.startswith(blocks + ".")
+        and getattr(getattr(part, "weight", None), "shape", None) == (dim,)
+    }
     outputs: dict[str, list[torch.Size]] = {name: [] for name in norms}  # shapes
     with ExitStack() as hooks:
         for name, part in norms.items():
@@ -311,28 +317,18 @@ def _blocks(model: nn.Module, depth: int) -> str:
         alike = isinstance(part, (nn.ModuleList, nn.Sequential)) and len({type(block) for block in part}) == 1
         if alike and len(part) == depth and any(True for _ in part.parameters()):  # type: ignore[arg-type]
             return name
-    raise ValueError(
-        f"{type(model).__name__} has no list of {depth} blocks of one class; it cannot be used as a backbone"
-    )
-
-
-def _is_final_norm(name: str, part: nn.Module, blocks: str, dim: int) -> bool:
-    weight = getattr(part, "weight", None)
-    fits = name.rpartition(".")[2] in NORMS and isinstance(weight, Tensor) and weight.shape == (dim,)
-    return fits and not name.startswith(blocks + ".") and "embed" not in name
+    raise ValueError(f"{type(model).__name__} has no list of {depth} blocks of one class, as a backbone must have")
 
 
 def _look(model: nn.Module, dim: int, patch_size: int, grid: tuple[int, int]) -> tuple[Tensor, int]:
     """The last hidden state (2, prefix + P, D) of two images of h x w patches, and the number of prefix tokens."""
-    kind, (rows, columns) = type(model).__name__, grid
-    patches = rows * columns
+    kind, (rows, columns), patches = type(model).__name__, grid, grid[0] * grid[1]
     # no random numbers: the caller's generator is not advanced
     ramp = torch.arange(6 * patch_size**2 * patches, device=next(model.parameters()).device).sin()
     try:
         hidden: Any = last_hidden(model, ramp.view(2, 3, patch_size * rows, patch_size * columns))
     except Exception as error:  # libraries raise many types on image sizes they do not support
-        reason = first_line(error)
-        raise ValueError(f"{kind} does not accept images of any size, as a backbone must ({reason})") from error
+        raise ValueError(f"{kind} does not accept images of any size ({first_line(error)})") from error
     shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else None
     if shape is None or len(shape) != 3 or shape[2] != dim or shape[1] < patches:
         raise ValueError(

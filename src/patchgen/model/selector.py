@@ -44,23 +44,20 @@ class Selector(nn.Module):
     """A mask over the patches that the class token of a vision transformer attends to.
 
     A network without a class token (SigLIP, ResNet) is pooled by the mean of its last tokens, weighted by r.
-
-    Attributes:
-        contrast: Whether patches unlike their image's mean start with high scores; otherwise random, as published.
-        everywhere: Whether the bias also applies to the patches' attention, not only to CLS and the registers.
-        sharpen: Optional function that a method applies to log m (B, P) in training passes.
-        level: (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that
-            patches above 0.5 are the selected ones (`patchgen.train.close`). While the scale is 0, m is displayed.
     """
 
+    # (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that patches
+    # above 0.5 are the selected ones (`patchgen.train.close`). While the scale is 0, m is displayed.
     level: Tensor
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         dim = backbone.dim
         self.gain: float | nn.Parameter = GAIN
-        self.spread, self.everywhere, self.contrast = SPREAD, False, True
-        self.sharpen: Callable[[Tensor], Tensor] | None = None
+        self.spread = SPREAD
+        self.everywhere = False  # the bias also applies to the patches' attention, not only to CLS and the registers
+        self.contrast = True  # patches unlike their image's mean start with high scores; else at random, as published
+        self.sharpen: Callable[[Tensor], Tensor] | None = None  # applied to log m (B, P) in training passes
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
         self.register_buffer("level", torch.zeros(2))
@@ -79,11 +76,7 @@ class Selector(nn.Module):
 
     @torch.no_grad()
     def start(self, early: Tensor) -> None:
-        """Initialise with contrast: patches unlike the mean of their image score high.
-
-        W_q = -W_k, and the biases subtract the mean source token. The scores are then scaled to standard deviation
-        ``spread`` and shifted to mean 0.
-        """
+        """Set W_q = -W_k, and biases that subtract the mean token; scale the scores to ``spread``, with mean 0."""
         centre = early.flatten(0, 1).mean(0)  # (D,)
         if self.contrast:
             self.query.weight.copy_(-self.key.weight)
@@ -116,9 +109,7 @@ class Selector(nn.Module):
     ) -> Selected:
         """Run the backbone with selective attention on normalised images (B, 3, H, W).
 
-        Args:
-            mask: (B, P), replaces the learned mask, for example with the ground truth.
-            read: Replaces the plain forward pass of the backbone, for example by one with prompts.
+        ``mask`` (B, P) replaces the learned one; ``read`` the plain forward pass, for example by one with prompts.
         """
         reading = _Reading(self, mask)
         with reading:

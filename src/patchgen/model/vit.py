@@ -1,8 +1,5 @@
 """A plain pre-norm vision transformer: DINOv2 (also with registers), DINO and other ViTs, MAE, CLIP's image tower.
 
-    config = VitConfig.read("dinov2", {"hidden_size": 384, "num_attention_heads": 6}, "config.json")
-    tokens = Vit(config)(images)               # (B, 3, H, W) -> (B, 1 + R + P, D) after the final LayerNorm
-
 The families differ in the names and order of their parts, LayerScale, registers and how positions are resized. Names
 and order are those of transformers, since checkpoints and digests contain them; results equal theirs bit for bit.
 """
@@ -18,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.common.files import replacing, write_text
 from patchgen.common.untrusted import filled, number
 
 ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu}
@@ -136,15 +132,12 @@ class Embeddings(nn.Module):
         registers = nn.Parameter(torch.zeros(1, config.num_register_tokens, dim))
         self.register_parameter("register_tokens", registers if "num_register_tokens" in layout.defaults else None)
 
-    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
-        """The class token (1, 1, D), the projection of patches, and the positions (1, 1 + P, D)."""
-        if self.clip:
-            cls, position = self.class_embedding.view(1, 1, -1), self.position_embedding.weight.unsqueeze(0)
-            return cls, self.patch_embedding, position
-        return self.cls_token, self.patch_embeddings.projection, self.position_embeddings  # type: ignore[return-value]
-
     def forward(self, images: Tensor) -> Tensor:
-        cls, projection, positions = self._parts()
+        if self.clip:
+            cls, positions = self.class_embedding.view(1, 1, -1), self.position_embedding.weight.unsqueeze(0)
+        else:
+            cls, positions = self.cls_token, self.position_embeddings  # (1, 1, D), (1, 1 + P, D)
+        projection: Any = self.patch_embedding if self.clip else self.patch_embeddings.projection
         patches = projection(images.to(cls.dtype))  # (B, D, h, w)
         grid = (patches.shape[2], patches.shape[3])
         tokens = torch.cat([cls.expand(images.shape[0], -1, -1), patches.flatten(2).transpose(1, 2)], 1)
@@ -167,10 +160,6 @@ class Embeddings(nn.Module):
 class Attention(nn.Module):
     """Self-attention (B, T, D) -> (B, T, D) with H heads; q, k and v are three products, as in transformers."""
 
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         dim, names = config.hidden_size, LAYOUTS[config.model_type].projections
@@ -180,8 +169,8 @@ class Attention(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         q, k, v = (
-            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, d)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
+            getattr(self, name)(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, d)
+            for name in ("q_proj", "k_proj", "v_proj")
         )
         mixed = F.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5)
         return getattr(self, self.out)(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -248,7 +237,7 @@ class Block(nn.Module):
 class Vit(nn.Module):
     """Images (B, 3, H, W), sides multiples of the patch size -> tokens (B, 1 + R + P, D) after the final LayerNorm.
 
-    CLIP applies its final norm to the class token only; here the patches get the same norm.
+    CLIP applies its final norm to the class token only; here the patches get it, too.
     """
 
     def __init__(self, config: VitConfig) -> None:
@@ -283,10 +272,9 @@ class Vit(nn.Module):
         from safetensors.torch import save_file
 
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_text(Path(folder) / "config.json", json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
+        (Path(folder) / "config.json").write_text(json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        with replacing(Path(folder) / "model.safetensors") as temporary:
-            save_file(state, temporary, metadata={"format": "pt"})
+        save_file(state, Path(folder) / "model.safetensors", metadata={"format": "pt"})
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.embeddings(images)
