@@ -11,8 +11,8 @@ from patchgen.ccd.model import check_promptable, prompted
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.settings import StreamConfig
 from patchgen.model.backbone import Backbone
-from patchgen.model.convert import FAMILIES, Loaded, build
-from patchgen.model.generic import build_generic
+from patchgen.model.convert import Loaded, build
+from patchgen.model.generic import FAMILIES, build_generic
 
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL: dict[str, dict[str, Any]] = {

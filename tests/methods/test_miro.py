@@ -22,7 +22,8 @@ from patchgen.methods.miro import (
 )
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
-from patchgen.model.convert import FAMILIES, Loaded, build
+from patchgen.model.convert import Loaded, build
+from patchgen.model.generic import FAMILIES
 from patchgen.model.tuning import set_tuning
 
 VIT = {"hidden_size": 64, "num_attention_heads": 1, "patch_size": 4, "image_size": 16}

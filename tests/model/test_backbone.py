@@ -21,7 +21,8 @@ from benchmarks.encoders import write_timm
 from patchgen.config import Config
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone, load_backbone
-from patchgen.model.convert import FAMILIES, Loaded, build, read_folder
+from patchgen.model.convert import Loaded, build, read_folder
+from patchgen.model.generic import FAMILIES
 from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.tuning import TUNING, set_tuning
 from patchgen.runs.folder import RunFolder, other_weights

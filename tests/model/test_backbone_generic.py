@@ -14,8 +14,8 @@ from torch.nn import functional
 from transformers.utils import logging as hf_logging
 
 from patchgen.model.backbone import Backbone, load_backbone
-from patchgen.model.convert import FAMILIES, Loaded, build
-from patchgen.model.generic import adopt, quiet_loading
+from patchgen.model.convert import Loaded, build
+from patchgen.model.generic import FAMILIES, adopt, quiet_loading
 from patchgen.model.tuning import TUNING, set_tuning
 
 SMALL = {

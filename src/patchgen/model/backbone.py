@@ -4,8 +4,8 @@ tokens = load_backbone("registry")(images)    # (B,3,H,W) -> .patches (B,P,D)  .
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from patchgen.common import plugins
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
 from patchgen.model import weights
-from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
-from patchgen.model.generic import TIMM, build_timm, import_timm, last_hidden, on_input, on_tensor
+from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object
+from patchgen.model.generic import TIMM, adopt, build_timm, import_timm, last_hidden, on_input, on_tensor
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, recorded_pixels, with_defaults
 from patchgen.model.tuning import plain_name
@@ -47,7 +47,7 @@ class Backbone(nn.Module):
         self.source, self.resolved, self.licence, self.note = source, resolved, loaded.licence, loaded.note
         self.expect(loaded.pixels or with_defaults(model_type=self.model_type))
         self.earlier_pixels = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
-        self.family, self.dim, self.patch_size, self.num_prefix_tokens = traits_of(loaded.model)
+        self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
         self.early_block = max(1, len(self.blocks) // 3)  # its patch tokens still describe mostly their own patch
         self.tuned_from = 0  # blocks below this are frozen, and their tokens can be stored: `lower`, `upper`
         self.requires_grad_(False).eval()
@@ -120,26 +120,25 @@ class Backbone(nn.Module):
 
     def lower(self, images: Tensor) -> Tensor:
         """Normalised images (B,3,H,W) -> the input (B,T,D) of block `tuned_from`, prefix tokens included."""
-
-        def stop(hidden: Tensor) -> Tensor:
-            raise _Reached(hidden)
-
-        with on_input(self.blocks[self.tuned_from], stop):
-            try:
-                self._hidden(images)
-            except _Reached as reached:
-                return reached.args[0]  # type: ignore[no-any-return]
-        raise ValueError(f"{self.resolved}: block {self.tuned_from} was not run")
+        hidden: list[Tensor] = []
+        with self._only(slice(self.tuned_from)) as blocks, on_tensor(blocks[-1], hidden.append):
+            self._hidden(images)
+        return hidden[0]
 
     def upper(self, hidden: Tensor, image_size: int) -> Tokens:
         """The result of `lower` -> tokens, by the blocks from `tuned_from` on."""
+        blank = hidden.new_zeros(1, 3, image_size, image_size)  # embedded, so that each family's own loop can be used
+        with self._only(slice(self.tuned_from, None)) as blocks, on_input(blocks[0], lambda embedded: hidden):
+            return self._tokens(self._hidden(blank), self.grid(image_size))
+
+    @contextmanager
+    def _only(self, part: slice) -> Iterator[nn.ModuleList]:
+        """Only these blocks are run."""
         path, _, name = self.family.blocks.rpartition(".")
         parent, blocks = self.model.get_submodule(path), self.blocks
-        blank = hidden.new_zeros(1, 3, image_size, image_size)  # embedded, so that each family's own loop can be used
-        setattr(parent, name, blocks[self.tuned_from :])
+        setattr(parent, name, blocks[part])
         try:
-            with on_input(blocks[self.tuned_from], lambda embedded: hidden):
-                return self._tokens(self._hidden(blank), self.grid(image_size))
+            yield blocks[part]
         finally:
             setattr(parent, name, blocks)
 
@@ -166,10 +165,6 @@ class Backbone(nn.Module):
             sha.update(str(name).encode())
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
-
-
-class _Reached(Exception):
-    """Ends a pass before its last blocks; its argument is the hidden state."""
 
 
 def load_backbone(
@@ -244,11 +239,11 @@ def _load(
 
 
 def _unknown(source: str) -> str:
-    is_timm = re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+(\.\w+)?", source)  # as in vit_base_patch16_224
-    hint = f"; did you mean 'timm:{source}'?" if is_timm else did_you_mean(source, [*BACKBONES, "auto"])
+    names = ["auto", *BACKBONES]
+    hint = f"; did you mean 'timm:{source}'?" if "_" in source else did_you_mean(source, names)
     return (
-        f"backbone must be one of {['auto', *BACKBONES]}, a hub id 'org/name', timm:NAME, an existing folder or a "
-        f".safetensors file, got {source!r}{hint}"
+        f"backbone must be one of {names}, a hub id 'org/name', timm:NAME, an existing folder or a .safetensors file, "
+        f"got {source!r}{hint}"
     )
 
 

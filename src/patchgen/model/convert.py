@@ -1,8 +1,7 @@
-"""Files and objects -> networks, with their pixels and licence.
+"""Files and objects -> networks, with their pixels and licence; a file that does not provide all weights is rejected.
 
 Plain ViTs become a `Vit`; all other models are those of transformers or timm. Single files hold plain ViTs with a fused
-qkv matrix under the names of timm or of Meta's DINOv2, or RegNetY under the names of torchvision or SWAG. No tensor is
-left at random values: a file that does not provide all weights is rejected.
+qkv matrix under the names of timm or of Meta's DINOv2, or RegNetY under the names of torchvision or SWAG.
 """
 
 import copy
@@ -16,23 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.common.untrusted import read_json, read_tensors
-from patchgen.model.generic import (
-    CONVOLUTIONAL,
-    TIMM,
-    Family,
-    TimmVit,
-    Traits,
-    adopt,
-    build_generic,
-    build_timm,
-    open_folder,
-)
+from patchgen.model.generic import TIMM, TimmVit, build_generic, build_timm, open_folder
 from patchgen.model.preprocessing import HALF, IMAGENET, Pixels, earlier_pixels, folder_pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 from patchgen.model.vit_files import build_vit, check_sizes, check_tensors, read_fused, read_vit
 from patchgen.model.weights import folder_tensors, has_weights
 
-FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
 PICKLED = (
     'Convert it to safetensors on a machine where you trust it: python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
@@ -50,11 +38,7 @@ class Loaded(NamedTuple):
 
 
 def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A network of a family, of another model type of transformers, or of timm, randomly initialised.
-
-    ``state`` has all tensors that it will get: a network much larger than these is refused, and a plain ViT is not
-    initialised.
-    """
+    """A random network of transformers or timm; not much larger than ``state``, the tensors that it will get."""
     if family == TIMM:
         return build_timm(given["name"], pretrained=False)
     if family not in LAYOUTS:
@@ -68,14 +52,6 @@ def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | N
     empty = {name: torch.empty(tensor.shape) for name, tensor in vit.state_dict().items()}
     vit.load_state_dict(empty, assign=True)  # torch's `to_empty` would import sympy
     return vit
-
-
-def traits_of(network: nn.Module) -> Traits:
-    """Where the parts of a network are, and the sizes of its tokens; parts that do not affect them are dropped."""
-    if not isinstance(network, Vit):
-        return adopt(network)
-    config = network.config
-    return FAMILIES[config.model_type], config.hidden_size, config.patch_size, 1 + config.num_register_tokens
 
 
 def read_object(model: nn.Module) -> Loaded:
@@ -93,11 +69,10 @@ def read_object(model: nn.Module) -> Loaded:
             f"a backbone object must be a vision model of transformers or timm, not a {type(model).__name__}; for "
             "others, PatchGen works on patch tokens directly: patchgen.PatchGen(dim, num_patches)(tokens)"
         )
-    if tower.config.model_type not in LAYOUTS:
+    family = tower.config.model_type
+    if family not in LAYOUTS:
         return Loaded(copy.deepcopy(tower))
-    return Loaded(
-        read_vit(tower.config.model_type, tower.config.to_dict(), tower.state_dict(), f"the {type(tower).__name__}")
-    )
+    return Loaded(read_vit(family, tower.config.to_dict(), tower.state_dict(), f"the {type(tower).__name__}"))
 
 
 def read_folder(folder: Path) -> Loaded:
@@ -119,17 +94,14 @@ def read_folder(folder: Path) -> Loaded:
     if model_type in LAYOUTS:
         model: nn.Module = read_vit(model_type, about, folder_tensors(folder), folder)
     else:
-        model = open_folder(folder, about, sorted(FAMILIES))
+        model = open_folder(folder, about)
         model_type = str(model.config.model_type)  # type: ignore[union-attr]
     return Loaded(model, folder_pixels(folder, model_type), earlier=earlier_pixels(folder, model_type))
 
 
 def read_file(path: Path) -> Loaded:
     """A ViT or RegNetY with third-party tensor names in a .safetensors file; half precision becomes float32."""
-    try:
-        state = read_tensors(path)[0]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no weight file {path}") from error
+    state = read_tensors(path)[0]
     if any(name.startswith("trunk_output.") for name in state):
         architecture, state = read_regnety({name: tensor.float() for name, tensor in state.items()})
         model = build("regnet", architecture, state)
@@ -156,11 +128,7 @@ _REGNET_LAYER = {  # torchvision's name, SWAG's where it differs -> transformers
 
 
 def read_regnety(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The architecture of a RegNetY under torchvision's or SWAG's names, and its tensors under those of `RegNetModel`.
-
-    The classifier (`fc.*`, `head.*`) is dropped.
-    If transformers renames these tensors, `tests/model/test_backbone.py::test_a_regnety_file_...` fails.
-    """
+    """The architecture of a RegNetY under torchvision's or SWAG's names, and its tensors for transformers' model."""
     renamed: dict[str, Tensor] = {}
     depths, grouped, stem = Counter[int](), dict[int, Tensor](), None  # stage -> blocks, a convolution in groups
     for name, tensor in state.items():

