@@ -39,7 +39,7 @@ KEPT_BY = {
 def close_stage(trainer: "StreamTrainer") -> None:
     """Score, select, chain, and continue with the next stage."""
     clock = time.monotonic()
-    stage, kept, run = trainer.stage, trainer.kept.epoch, trainer.run
+    stage, kept, run = trainer.stage, trainer.kept, trainer.run
     last = trainer.config.epochs - 1
     records = []
     if kept != last:
@@ -84,9 +84,8 @@ class _Scorer:
     """The clusters of a stage with the current model, and their scores."""
 
     def __init__(self, trainer: "StreamTrainer", checkpoint: str, epoch: int) -> None:
-        self.trainer, self.checkpoint, self.epoch = trainer, checkpoint, epoch
-        self.stage, stream = trainer.stage, trainer.stream
-        self.rows = stream.train[self.stage]
+        self.trainer, self.checkpoint, self.epoch, self.stage = trainer, checkpoint, epoch, trainer.stage
+        self.rows = trainer.stream.train[self.stage]
         self.features, self.mask = trainer.features(self.rows, trainer.config.test_prompts)
         self.clusters = self._cluster()
 
@@ -126,10 +125,7 @@ class _Scorer:
         return record
 
     def write(self) -> dict[str, int]:
-        """Write the stage's folder: the cluster of each image, and a contact sheet of each new class.
-
-        Returns the new classes and their number of images.
-        """
+        """Write the cluster of each image, and a contact sheet of each new class; returns their numbers of images."""
         trainer, clusters, table = self.trainer, self.clusters, self.trainer.stream.table
         folder = trainer.run.path / f"stage-{self.stage}"
         folder.mkdir(exist_ok=True)
@@ -174,10 +170,9 @@ def averages(run: RunFolder, checkpoint: str) -> dict[str, Any]:
     records = [r for r in run.records("stage") if r["checkpoint"] == checkpoint and r["stage"]]
     means: dict[str, Any] = {"checkpoint": checkpoint}
     for part in PARTS:
-        rows = [{name: cell["accuracy"] for name, cell in cells(r[part]).items()} for r in records if part in r]
-        if rows:
+        if rows := [cells(record[part]) for record in records if part in record]:
             names = [name for name in rows[0] if all(name in row for row in rows)]
-            means[part] = {name: float(np.mean([row[name] for row in rows])) for name in names}
+            means[part] = {name: float(np.mean([row[name]["accuracy"] for row in rows])) for name in names}
     return means
 
 
@@ -199,10 +194,9 @@ def epoch_line(record: dict[str, Any]) -> str:
 def stage_line(record: dict[str, Any]) -> str:
     """The scores of a stage in one line."""
     line = f"stage {record['stage']}: kept epoch {record['epoch']}"
-    for part, meaning in PARTS.items():
-        if part in record:
-            accuracies = {"all": record[part]["all"], **record[part]["hard"]}
-            return f"{line}; {meaning}: " + ", ".join(f"{name} {_percent(c)}" for name, c in accuracies.items())
+    for part in [part for part in PARTS if part in record][:1]:
+        accuracies = {"all": record[part]["all"], **record[part]["hard"]}
+        line += f"; {PARTS[part]}: " + ", ".join(f"{name} {_percent(cell)}" for name, cell in accuracies.items())
     return line
 
 
@@ -226,35 +220,28 @@ def summarize_stream(run: RunFolder, stream: Stream) -> str:
         "known = labelled classes of stage 0, U the rest; soft: known = classes of all earlier stages.",
     ]
     for part, meaning in PARTS.items():
-        lines += ["", f"## {part.replace('_', ' ').capitalize()}: {meaning}", "", _table(run, part)]
-        lines += ["", "By the stage at which a class entered (kept epoch), and its fall from its best stage:", ""]
-        lines.append(_groups(run, part, stages))
+        lines += ["", f"## {part.replace('_', ' ').capitalize()}: {meaning}", "", *_tables(run, part, stages)]
     return "\n".join(lines) + "\n"
 
 
-def _table(run: RunFolder, part: str) -> str:
-    names, rows = ("all", "known", "unknown", "soft_known", "soft_unknown"), []
+def _tables(run: RunFolder, part: str, stages: int) -> list[str]:
+    """The scores of each stage, and those of the classes by the stage at which they entered."""
+    names, rows, groups = ("all", "known", "unknown", "soft_known", "soft_unknown"), [], []
     for record in (r for r in run.records("stage") if part in r):
-        scores = cells(record[part])
+        scores, falls = cells(record[part]), record[part]["forgetting"]
         shown = [str(record[name]) for name in ("stage", "checkpoint", "epoch", "clusters")]
         end = [f"{record[part]['nmi']:.3f}", str(scores["all"]["images"])]
         rows.append([*shown, *(_percent(scores.get(name)) for name in names), *end])
+        fell = {group: f" (fell {100 * fall:.1f})" for group, fall in falls.items()}
+        by_group = [_percent(record[part]["groups"].get(g)) + fell.get(g, "") for g in map(str, range(stages + 1))]
+        groups += [[shown[0], *by_group]] if record["checkpoint"] == "kept" else []
     for record in (r for r in run.records("average") if part in r):
         means = [f"{100 * record[part][n]:.1f}" if n in record[part] else "" for n in names]
         rows.append(["mean", record["checkpoint"], "", "", *means, "", ""])
     head = ["stage", "checkpoint", "epoch", "clusters", "A", "K", "U", "K soft", "U soft", "NMI", "images"]
-    return markdown(head, rows)
-
-
-def _groups(run: RunFolder, part: str, stages: int) -> str:
-    rows = []
-    for record in (r for r in run.records("stage") if part in r and r["checkpoint"] == "kept"):
-        groups, falls = record[part]["groups"], record[part]["forgetting"]
-        row = [str(record["stage"])]
-        for group in map(str, range(stages + 1)):
-            row.append(_percent(groups.get(group)) + (f" (fell {100 * falls[group]:.1f})" if group in falls else ""))
-        rows.append(row)
-    return markdown(["stage", *(f"entered at {g}" for g in range(stages + 1))], rows)
+    text = "By the stage at which a class entered (kept epoch), and its fall from its best stage:"
+    return [markdown(head, rows), "", text, "",
+            markdown(["stage", *(f"entered at {g}" for g in range(stages + 1))], groups)]  # fmt: skip
 
 
 def _percent(cell: dict[str, float] | None) -> str:

@@ -3,12 +3,9 @@
     mixture = grow(features, mixture, known=70)    # the first 70 belong to labelled classes, the others may change
 
 "Better" is a ratio of marginal likelihoods under a conjugate prior (Normal-inverse-gamma: one variance a component),
-times the ratio of a Dirichlet process with concentration 1. It needs only the count, the sum and the squared length of
-a group. PromptCCD's variant has full inverse-Wishart covariances, accepts a tenth of the rejected moves at random, and
-adds children and merged means to their parents. Here a move replaces its parents, and only if the ratio favours it.
-
-Real classes are not spherical: their elongation counts as evidence for two components, the more so the more rows a
-class has. If classes overlap, the number found is an order of magnitude.
+times that of a Dirichlet process with concentration 1. PromptCCD's variant has full inverse-Wishart covariances,
+accepts a tenth of the rejected moves at random, and adds children and merged means to their parents. Real classes are
+not spherical: elongation counts as evidence for two components, so the number found is an order of magnitude.
 """
 
 import math
@@ -66,13 +63,10 @@ class Prior:
 def grow(
     features: Tensor, mixture: SphericalMixture, *, known: int = 0, replay: Tensor | None = None, seed: int = 1
 ) -> SphericalMixture:
-    """Split and merge components, refit, and repeat until no move is worth it.
+    """Split and merge components, refit to features (N, D) and replay (..., D), repeat until no move is worth it.
 
-    Args:
-        features: (N, D), of any length; those the mixture was fitted to.
-        known: This many of the first components belong to labelled classes. They keep their ids, are never split and
-            never merged with each other; an unknown component may be merged into one.
-        replay: (..., D) rows that join the features.
+    The first `known` components belong to labelled classes. They keep their ids, are never split and never merged with
+    each other; an unknown component may be merged into one.
     """
     rows = with_replay(features, replay)
     for _ in range(ROUNDS):

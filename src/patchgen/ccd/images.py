@@ -1,10 +1,7 @@
 """Pixels of a stream: two views of each image for training, the centre for everything else.
 
-A view is a random crop of the working size, mirrored half of the time; scoring uses the centre crop. Images are stored
-at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, and crops are aligned to
-whole pixels anywhere in the image, as in PromptCCD; without it, images are squashed to a square with the interpolation
-of the backbone. The images of a step and their crops are a pure function of (seed, stage, epoch, step), so a resumed
-run sees the same views as an uninterrupted one.
+Images are stored at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, as in
+PromptCCD; without it, images are squashed to a square. A step's views are a function of (seed, stage, epoch, step).
 """
 
 from collections.abc import Iterator
@@ -69,9 +66,8 @@ class StreamImages:
 def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
     """Square crops (B, 3, size, size), uint8, of images (3, h, w) of any shape.
 
-    Args:
-        drawn: (B, 3) uniform in [0, 1): vertical position, horizontal position, mirrored if below 0.5; None crops the
-            centre, whose position is rounded half to even, as in torchvision.
+    `drawn` (B, 3) is uniform in [0, 1): vertical and horizontal position, mirrored if below 0.5; None crops the centre,
+    rounded half to even, as in torchvision.
     """
     batch = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
     for i, image in enumerate(images):

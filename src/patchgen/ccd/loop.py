@@ -1,15 +1,14 @@
-"""The training loop over a stream: stages and their epochs, on one device.
+"""The training loop over a stream: stages and their epochs, on one device; the end of a stage is in `close.py`.
 
-Stage 0 has labels, later ones have none; a stage starts from the selected weights of the previous one and does not see
-its images again. The whole state is saved after each epoch, and resuming reproduces the uninterrupted run exactly. The
-end of a stage (selection, scores, replay, contact sheets) is in `close.py`.
+A stage starts from the selected weights of the previous one and does not see its images again. The whole state is saved
+after each epoch, and resuming reproduces the uninterrupted run exactly.
 """
 
 import math
 import time
 from collections.abc import Mapping
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,13 +38,6 @@ from patchgen.train.loop import in_parts, require_gradients, what_fits
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
-
-
-class BestEpoch(NamedTuple):
-    """The epoch of this stage with the best validation score so far."""
-
-    score: float = -math.inf
-    epoch: int = -1
 
 
 def work(config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool) -> None:
@@ -92,8 +84,7 @@ class StreamTrainer(Trainer):
         self.target = np.full(len(stream.table), -1)  # labels visible to training: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
-        self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
-        self.optimizer = make_stream_optimizer(self.model, config, self.method.decays_vectors)
+        self._start_stage(0)
         self.micro_batch = what_fits(self, 2 * config.batch, self.model.read)
         self.resume()
 
@@ -130,15 +121,13 @@ class StreamTrainer(Trainer):
         for step, views in enumerate(self.images.views(parts, seed)):
             self.values.add(self._step(parts[step], views), step)
             bar.advance()
-        means = self.values.means()
+        means, file = self.values.means(), self.stream.table.file
         self.values.clear()
-
-        def files(step: int) -> list[str]:
-            return [str(self.stream.table.file(row)) for row in parts[step].tolist()]
-
-        self.require_finite(means, len(parts) - 1, files, stage=self.stage, epoch=self.epoch)
+        self.require_finite(means, len(parts) - 1, lambda step: [str(file(row)) for row in parts[step].tolist()],
+                            stage=self.stage, epoch=self.epoch)  # fmt: skip
         record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
-        record |= {"mixture": fitted} if fitted else {}
+        if fitted:
+            record["mixture"] = fitted
         last = self.epoch == self.config.epochs - 1
         if last or (self.epoch + 1) % self.config.val_every == 0:
             record |= self._validate(last)
@@ -202,11 +191,10 @@ class StreamTrainer(Trainer):
 
     def _validate(self, last: bool) -> dict[str, Any]:
         """Known accuracy on held-out images of the classes so far; keeps the best epoch (ties: the most recent)."""
-        rows = self._some(self.stream.entered(self.choosing, self.stage))
+        rows = self._at_most(self.stream.entered(self.choosing, self.stage))
         score = validation_score(self.stream.label[rows], self._clusters(rows), self.stream.known) if len(rows) else 0.0
-        better = last if self.config.selection == "last" else score >= self.kept.score
-        if better:
-            self.kept = BestEpoch(score, self.epoch)
+        if last if self.config.selection == "last" else score >= self.best:
+            self.best, self.kept = score, self.epoch
             save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
         return {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
 
@@ -215,14 +203,13 @@ class StreamTrainer(Trainer):
         count, config = self.classes(self.stage), self.config
         if self.method.prototypes:
             return self.model.classify(self.features(rows)[0], count).argmax(1).cpu().numpy()
-        together = np.concatenate([rows, self._some(self.stream.train[self.stage])])
+        together = np.concatenate([rows, self._at_most(self.stream.train[self.stage])])
         inits = min(config.inits, VALIDATION_INITS)
         kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=inits, seed=config.seed)
         features, _ = self.features(together, config.test_prompts)
         return kmeans.fit(features).assignment[: len(rows)].cpu().numpy()
 
-    def _some(self, rows: np.ndarray) -> np.ndarray:
-        """At most as many rows as a validation may use."""
+    def _at_most(self, rows: np.ndarray) -> np.ndarray:
         return at_most(rows, self.config.val_images, [self.config.seed, self.stage])
 
     # State
@@ -230,12 +217,12 @@ class StreamTrainer(Trainer):
     def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"pool.{k}": v for k, v in self.pool.tensors().items()}
         tensors["chain"] = torch.from_numpy(np.array(list(self.chain.items()), dtype=np.int64).reshape(-1, 2))
-        return tensors, {"stage": self.stage, "epoch": self.epoch, "kept": [self.kept.score, self.kept.epoch]}
+        return tensors, {"stage": self.stage, "epoch": self.epoch, "kept": [self.best, self.kept]}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.pool.load(under(tensors, "pool."), self.device)
         self.chain = dict(tensors["chain"].tolist())
-        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], BestEpoch(*facts["kept"])
+        self.stage, self.epoch, (self.best, self.kept) = facts["stage"], facts["epoch"], facts["kept"]
 
     def begin(self) -> None:
         """Calibrate the mask on some images of the first stage."""
@@ -246,9 +233,13 @@ class StreamTrainer(Trainer):
     def next_stage(self) -> None:
         """Start the next stage with the current model."""
         self.pool.next_stage()
-        self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
-        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
+        self._start_stage(self.stage + 1)
         self.save_state()
+
+    def _start_stage(self, stage: int) -> None:
+        self.stage, self.epoch = stage, 0
+        self.best, self.kept = -math.inf, -1  # validation score and epoch of the weights that are kept
+        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
 
 
 def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vectors: bool = True) -> torch.optim.SGD:
@@ -256,15 +247,16 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
 
     As in the releases, PromptCCD and GCD decay all trained tensors; SimGCD exempts biases and norms.
     """
-    inside = {id(p) for p in model.select.parameters()} if model.select is not None else set()
-    groups = []
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    own = config.lr if config.lr_module is None else config.lr_module
     for in_module, decayed in product((False, True), (True, False)):
-        rate = config.lr_module if in_module and config.lr_module is not None else config.lr
-        params = [p for p in model.parameters() if p.requires_grad and (id(p) in inside) == in_module
-                  and (p.ndim > 1 or decays_vectors) == decayed]  # fmt: skip
-        weight_decay = config.weight_decay if decayed else 0.0
-        groups.append({"params": params, "lr": rate, "peak": rate, "weight_decay": weight_decay})
-    return torch.optim.SGD([g for g in groups if g["params"]], lr=config.lr, momentum=config.momentum)
+        rate, decay = own if in_module else config.lr, config.weight_decay if decayed else 0.0
+        groups[in_module, decayed] = {"params": [], "lr": rate, "peak": rate, "weight_decay": decay}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[name.startswith("select."), parameter.ndim > 1 or decays_vectors]["params"].append(parameter)
+    filled = [group for group in groups.values() if group["params"]]
+    return torch.optim.SGD(filled, lr=config.lr, momentum=config.momentum)
 
 
 def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:

@@ -1,8 +1,4 @@
-"""Methods for a stream of stages: two views of each image in, named losses out.
-
-A method is a class with one main function, ``losses``; the loop reads its class attributes. To add a method, write a
-class and add it to ``STREAM_METHODS``.
-"""
+"""Methods for a stream of stages: two views of each image in, named losses out; the loop reads their attributes."""
 
 import math
 from dataclasses import dataclass
@@ -149,10 +145,7 @@ class PromptCcdSelect(PromptCcd):
 
 
 def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
-    """Identify the other view of an image among all others: cross-entropy over 2B - 1 candidates.
-
-    For unit vectors (2B, E), the first views of all images and then the second.
-    """
+    """Identify the other view of an image among all 2B - 1 others: unit vectors (2B, E), first views first."""
     similarity = _without_self(projected @ projected.T / temperature)
     other = torch.arange(len(projected), device=projected.device).roll(len(projected) // 2)  # the other view's row
     return F.cross_entropy(similarity, other)

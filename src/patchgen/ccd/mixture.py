@@ -1,7 +1,7 @@
 """A mixture of spherical Gaussians over unit features: the pool of prompts, of pseudo-labels and of replay.
 
-Features are L2-normalised in one place (`unit`), for the fit and for every query alike. A query that skips it compares
-a vector of norm 45 with means of norm 1: the widest components then win for every image, and all get the same prompts.
+Features are normalised (`unit`) for the fit and for every query alike: compared with means of norm 1, a vector of norm
+45 is won by the widest components for every image, and all get the same prompts.
 """
 
 import math
@@ -54,12 +54,9 @@ class SphericalMixture:
     ) -> "SphericalMixture":
         """Expectation-maximisation from `start`, until a step gains less than `tolerance` in log-likelihood per row.
 
-        The regularisation is a floor of the variances: the M-step is still a maximum and the likelihood never falls.
-        Adding it to the variances, as is usual, breaks that, and costs accuracy of the clusters.
-
-        Args:
-            start: (K0, D) means to start from. They keep their ids 0..K0-1; k-means adds those that are missing.
-            replay: (..., D) rows that join the features (N, D), such as `sample` of the last session's mixture.
+        The regularisation is a floor of the variances: added to them, as is usual, the likelihood may fall. The means
+        (K0, D) of `start` keep their ids 0..K0-1; k-means adds those that are missing. `replay` (..., D) are rows that
+        join the features (N, D).
         """
         rows, floor = with_replay(features, replay), max(regularisation, TINY)
         mixture = _around(rows, _starting_means(rows, components, start, seed), floor)
@@ -78,9 +75,9 @@ class SphericalMixture:
         return replace(mixture.to(torch.float32), history=tuple(history))
 
     @torch.no_grad()
-    def log_responsibilities(self, features: Tensor, *, check: bool = True) -> Tensor:
-        """log p(component | x): (N, K), float32; without ``check`` a row that is not finite gives one."""
-        rows = unit(features, check=check)
+    def log_responsibilities(self, features: Tensor) -> Tensor:
+        """log p(component | x): (N, K), float32."""
+        rows = unit(features)
         return torch.cat([self.log_joint(x).log_softmax(1).float() for x in _chunks(rows, self.components)])
 
     @torch.no_grad()
@@ -93,12 +90,9 @@ class SphericalMixture:
         return self.log_responsibilities(features).topk(k, dim=1).indices
 
     def sample(self, per_component: int, generator: torch.Generator) -> Tensor:
-        """Replay: (K, per_component, D) draws, the same number from every component however small its weight.
-
-        Draws are as long as features: rows of length 1 around a mean m have the variance (1 - |m|^2) / D. With a floor
-        above that, replay would pull the old means towards zero.
-        """
+        """Replay: (K, per_component, D) draws, the same number from every component however small its weight."""
         dim = self.means.shape[1]
+        # of rows of length 1 around a mean m: draws with a floor above it would pull the old means towards zero
         natural = (1 - self.means.square().sum(1)).clamp(min=0) / dim  # (K,)
         spread = torch.minimum(self.variances, natural).sqrt()[:, None, None]  # (K, 1, 1)
         noise = torch.randn(self.components, per_component, dim, generator=generator, device=generator.device)
@@ -119,15 +113,14 @@ class SphericalMixture:
         return normaliser - squares.clamp(min=0) / (2 * variances)
 
 
-def unit(features: Tensor, *, check: bool = True) -> Tensor:
-    """L2-normalised rows (N, D) in float32 or float64; without ``check`` the device is not synchronised."""
-    precise = features.detach().to(torch.promote_types(features.dtype, torch.float32))
-    return F.normalize(check_features(features, "features") if check else precise, dim=1)
+def unit(features: Tensor) -> Tensor:
+    """L2-normalised rows (N, D) in float32 or float64; a check of them would synchronise the device."""
+    return F.normalize(features.detach().to(torch.promote_types(features.dtype, torch.float32)), dim=1)
 
 
 def with_replay(features: Tensor, replay: Tensor | None) -> Tensor:
     """Unit rows of features (N, D) and of replay (..., D), in this order."""
-    rows = unit(features)
+    rows = unit(check_features(features, "features"))
     return rows if replay is None else torch.cat([rows, unit(replay.flatten(0, -2)).to(rows)])
 
 
@@ -158,10 +151,7 @@ def _maximise(moments: Moments, before: SphericalMixture, floor: float) -> Spher
 
 
 def _around(rows: Tensor, means: Tensor, floor: float) -> SphericalMixture:
-    """Weights and variances to start with: those of the rows nearest to each mean.
-
-    A mean without rows gets the weight of one row and the pooled variance, so that EM can give it some.
-    """
+    """Weights and variances to start with: those of the rows nearest to each mean; without any, of one row."""
     count, (components, dim) = len(rows), means.shape
     counts, errors = means.new_zeros(components), means.new_zeros(components)
     for x in _chunks(rows, components):

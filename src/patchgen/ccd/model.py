@@ -1,9 +1,8 @@
 """The model of a stream method: a backbone with optional prompts, one vector per image, and a projection head.
 
 Prompts are means of an image's likeliest mixture components, added to its input tokens: [CLS, prompts, registers if
-any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV 2024), and has no separate norm or
-projection; without prompts the backbone sees its plain sequence. If CLS has no position (DINOv3 rotates only its
-patches) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
+any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV 2024); none if CLS has none (DINOv3 rotates
+only its patches) or there is no CLS (SigLIP, I-JEPA).
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +29,8 @@ START = 0.9  # initial standard deviation of a layer times the square root of it
 class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
-    The shape is that of DINO's head; with `out` 0 it ends with the bottleneck, as SimGCD's projector does. Its
-    initialisation is scaled to the widths: with 0.02 for all, a narrow head starts with outputs so short that the first
-    gradients, which are divided by their length, are large (docs/results/ccd-small.md).
+    The shape is that of DINO's head; with `out` 0 it ends with the bottleneck, as SimGCD's projector does. With 0.02
+    for all layers, a narrow head starts with large gradients, which are divided by its outputs' length.
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:
@@ -103,8 +101,7 @@ class StreamModel(nn.Module):
 
     def classify(self, features: Tensor, count: int) -> Tensor:
         """Cosines (B, count) with the first prototypes; those of later stages are not used yet."""
-        if self.prototypes is None:
-            raise ValueError("this model has no learned prototypes: only simgcd makes some")
+        assert self.prototypes is not None  # simgcd makes some
         return F.normalize(features, dim=1) @ F.normalize(self.prototypes[:count], dim=1).T
 
 
@@ -160,12 +157,6 @@ def check_promptable(backbone: Backbone) -> None:
 @torch.no_grad()
 def _problem(backbone: Backbone) -> str:
     """The problem with two prompts and one image; empty if there is none."""
-    if backbone.family.convolutional:
-        return "it is convolutional"
-    if not isinstance(getattr(backbone.model, "embeddings", None), nn.Module):
-        return "it lacks a module `embeddings`, after which they would be added"
-    if any("relative_position" in name for name, _ in backbone.model.named_parameters()):
-        return "its attention has relative positions, which a prompt has none of"  # they shift those of the patches
     weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
     images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
     prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator

@@ -1,8 +1,7 @@
 """The mixture of a stream run: when and to what it is fitted, and the prompts and pseudo-labels it provides.
 
-Each stage begins with a warm-up without the mixture. After that it is fitted every few epochs to the features of the
-stage's images and to replay, features sampled from the last stage's mixture. Components keep their ids between fits:
-the first ones are the labelled classes, and those of the last stage come before the new ones.
+Components keep their ids between fits: the first ones are the labelled classes, and those of the last stage come before
+the new ones.
 """
 
 from collections.abc import Mapping
@@ -42,43 +41,36 @@ class MixturePool:
         if self.last is not None and config.replay:  # the same samples in every fit of a stage
             replay = self.last.sample(config.replay, torch.Generator().manual_seed(config.seed * 1_000_003 + stage))
         common: dict[str, Any] = {"replay": replay, "seed": config.seed}
-        mixture = SphericalMixture.fit(
-            features, count, start=self._start(count), tolerance=config.em_tolerance, **common
-        )
+        fitted = self.mixture or self.last
+        start = self.class_means if fitted is None else fitted.means
+        if start is not None and len(start) > count:
+            start = None
+        mixture = SphericalMixture.fit(features, count, start=start, tolerance=config.em_tolerance, **common)
         if stage and config.components == "grow":
             mixture = grow(features, mixture, known=self.known, **common)
         self.mixture = mixture.to(features.device)
-        prompt_sets = self.mixture.nearest(features, self._prompt_count(self.mixture)).sort(1).values.unique(dim=0)
+        prompt_sets = self._likeliest(self.likely(features)).sort(1).values.unique(dim=0)
         return {
             "components": self.mixture.components,
             "log_likelihood": round(self.mixture.log_likelihood(features), 4),
             "prompt_sets": len(prompt_sets),  # 1 would mean that all images get the same prompts
         }
 
-    def _start(self, count: int) -> Tensor | None:
-        """Initial means: the last fit's, the last stage's, or the labelled classes'; None if they are too many."""
-        fitted = self.mixture or self.last
-        means = self.class_means if fitted is None else fitted.means
-        return means if means is not None and len(means) <= count else None
-
     def next_stage(self) -> None:
         self.last, self.mixture, self.class_means = self.mixture, None, None
 
-    def _prompt_count(self, mixture: SphericalMixture) -> int:
-        return min(self.config.prompts, mixture.components)
+    def _likeliest(self, likely: Tensor) -> Tensor:
+        return likely.topk(min(self.config.prompts, likely.shape[1]), dim=1).indices
 
     def likely(self, query: Tensor) -> Tensor:
-        """log p(component | x) of prompt-free features, (B, D) -> (B, K), once the mixture is active.
-
-        Non-finite values show up in the losses: a check here would synchronise the device at every step.
-        """
+        """log p(component | x) of prompt-free features, (B, D) -> (B, K), once the mixture is active."""
         assert self.mixture is not None
-        return self.mixture.log_responsibilities(query, check=False)
+        return self.mixture.log_responsibilities(query)
 
     def prompts(self, likely: Tensor) -> Tensor:
         """The means (B, k, D) of each image's most probable components (B, K), the first one first."""
         assert self.mixture is not None
-        return self.mixture.means[likely.topk(self._prompt_count(self.mixture), dim=1).indices]
+        return self.mixture.means[self._likeliest(likely)]
 
     def labels(self, likely: Tensor) -> Tensor:
         """Pseudo-labels (2B,) of two views (2B, K): one per image."""

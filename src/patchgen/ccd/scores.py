@@ -1,8 +1,7 @@
 """Scoring of continual category discovery: the cluster of each image of a stage, and its accuracy.
 
-The clustering is semi-supervised k-means: images of stage 0 are pinned to their class, images of earlier unlabelled
-stages to their earlier cluster (by image, not by position), and only the missing clusters are initialised. All scores
-use the same match of clusters to classes.
+Semi-supervised k-means pins images of stage 0 to their class and images of earlier stages to their earlier cluster. All
+scores use the same match of clusters to classes.
 """
 
 import math
@@ -39,12 +38,7 @@ def discover(
     inits: int = 10,
     seed: int = 1,
 ) -> Clusters:
-    """Cluster the images of a stage (N, D), given all images (M, D) that already have a class or a cluster (M,).
-
-    Args:
-        clusters: K, the number of clusters so far; at least the number of labels.
-        first_new: the id of the first new cluster.
-    """
+    """Cluster the images of a stage (N, D), given all images (M, D) that already have a class or a cluster (M,)."""
     kmeans = SemiSupervisedKMeans(max(clusters, len(np.unique(labels))), inits=inits, seed=seed)
     kmeans.fit(features, labelled, labels)
     old = np.array(kmeans.labelled_classes, dtype=np.int64)
@@ -114,10 +108,7 @@ def validation_score(truth: np.ndarray, assignment: np.ndarray, known: np.ndarra
 
 
 def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out rows for selecting the epoch, and those for scoring it: alternating images of each class.
-
-    The only held-out image of a class is used for scoring.
-    """
+    """Held-out rows for selecting the epoch, and those for scoring it: alternating images of each class."""
     label = stream.label[stream.held_out]
     selecting = np.zeros(len(label), dtype=bool)
     for c in np.unique(label):

@@ -16,7 +16,7 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,18 +45,16 @@ class Schedule:
             if rule := broken_rule(value := getattr(self, name), hint, (0, most)):
                 fix = "; put class names in quotes" * (name == "groups")
                 raise ValueError(f"{name} must be {rule}, not {shortly(value)}{fix}")
-        if len(groups) < 2:
-            raise ValueError(
-                f"groups must list two or more class groups, the labelled one first, not {shortly(groups)}"
-            )
-        if isinstance(groups[0], (list, tuple)):
+        if groups and isinstance(groups[0], (list, tuple)):
             names = [name for members in groups for name in members]  # type: ignore[union-attr]
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise ValueError(f"class {shortly(twice[0])} is in more than one place of groups; keep one")
-            if not all(groups):
-                raise ValueError(f"every group must name a class, not {shortly(groups)}")
-        elif 0 in groups or math.fsum(groups) > 1 + 1e-9:  # type: ignore[arg-type]
-            raise ValueError(f"the shares of the classes must be above 0 and at most 1 together, not {shortly(groups)}")
+            fits = all(groups) and len(set(names)) == len(names)
+        else:
+            fits = 0 not in groups and math.fsum(groups) <= 1 + 1e-9  # type: ignore[arg-type]
+        if not fits or len(groups) < 2:
+            raise ValueError(
+                "groups must list two or more groups, the labelled one first: shares of the classes above 0 and at "
+                f"most 1 together, or names of classes, each in one group, not {shortly(groups)}"
+            )
         if [len(row) for row in ratios] != list(range(len(groups), 0, -1)) or any(row[0] == 0 for row in ratios):
             raise ValueError(
                 f"ratios must have a row for each of the {len(groups)} class groups, with one number above 0 for the "
@@ -117,14 +115,11 @@ def get_schedule(name: str | Path) -> Schedule:
         raise ValueError(f"no schedule is called '{name}'{hint} (known: {', '.join(SCHEDULES)}, or name a .yaml file)")
     if not Path(name).is_file():
         raise FileNotFoundError(f"no schedule file '{name}'")
-    settings, known = read_yaml(name), [f.name for f in fields(Schedule)]
+    settings = read_yaml(name)
     try:
         keys = settings.keys() if isinstance(settings, dict) else set()
-        for key in keys - set(known):
-            hint = did_you_mean(str(key)[:100], known)
-            raise ValueError(f"unknown key {shortly(key)}{hint} (known: {', '.join(known)})")
-        if not keys >= {"groups", "ratios"}:
-            raise ValueError(f"it must hold the keys groups and ratios, not {shortly(settings)}")
+        if not {"groups", "ratios"} <= keys <= {"groups", "ratios", "seed"}:
+            raise ValueError(f"it must hold the keys groups and ratios, and may hold seed, not {shortly(settings)}")
         return Schedule(**settings)
     except ValueError as error:
         raise ValueError(f"'{name}': {error}") from error

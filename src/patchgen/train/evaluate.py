@@ -58,7 +58,7 @@ class Evaluation:
 
     def means(self) -> dict[str, Any]:
         """The values that are averaged over images rather than counted."""
-        return {"loss": self.mean("loss").get("loss", 0.0), **({"mask": self.mask} if self.mask else {})}
+        return {"loss": 0.0} | self.mean("loss") | ({"mask": self.mask} if self.mask else {})
 
     def record(self, positive: int | None = None) -> dict[str, Any]:
         """The record of a domain; `positive` is the class for F1."""
@@ -66,34 +66,30 @@ class Evaluation:
 
 
 class Reader:
-    """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen.
-
-    ``tokens`` are the stored ones of the lower blocks (N, T, D), if only the upper ones are tuned.
-    """
+    """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen."""
 
     def __init__(
         self, fabric: "SingleDevice | Fabric", model: Classifier, store: ImageStore, tokens: np.ndarray | None = None
     ) -> None:
         self.fabric: Any = fabric
-        self.model, self.store, self.tokens = model, store, tokens
-        self.memory: dict[int, Tensor] = {}  # features by row; further ones are not stored
+        self.model, self.store = model, store
+        self.tokens = tokens  # (N, T, D) of the lower blocks, if only the upper ones are tuned
+        self.memory: dict[int, Tensor] = {}  # features by row, while there is
         self.room = MEMORY  # bytes
 
+    @torch.inference_mode(False)  # an evaluation's tensors cannot be trained on
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
         if self.tokens is not None:
-            with torch.inference_mode(False):
-                return cast(Tensor, self.fabric.to_device(torch.from_numpy(self.tokens[rows]).float()))
+            return cast(Tensor, self.fabric.to_device(torch.from_numpy(self.tokens[rows]).float()))
         if not self.model.reads_frozen:
             return self.images(rows)
-        new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)
-        fresh = dict(zip(new.tolist(), self._read(new), strict=True)) if len(new) else {}
+        new = [row for row in np.unique(rows).tolist() if row not in self.memory]
+        fresh = dict(zip(new, self._read(np.array(new)), strict=True)) if new else {}
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])
-        for row, tensor in fresh.items():
-            if tensor.nbytes <= self.room:
-                self.room -= tensor.nbytes
-                with torch.inference_mode(False):  # an evaluation's tensors cannot be trained on
-                    self.memory[row] = tensor.clone()  # a slice would keep the whole batch alive
+        if self.room > 0:
+            self.memory |= fresh
+            self.room -= sum(tensor.nbytes for tensor in fresh.values())
         return self.fabric.to_device(result)
 
     def images(self, rows: np.ndarray) -> Tensor:
@@ -193,8 +189,7 @@ def mask_record(evaluations: dict[str, Evaluation]) -> dict[str, Any]:
 def patient_scores(names: Sequence[str], label: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
     """The patient part of a test record, from each image's patient, true class (N,) and probabilities (N, C).
 
-    Every patient counts once, however many images it has. How accurate are its images? And, if all of them have the
-    same label, is the patient classified correctly by majority vote, or by the mean probability?
+    Every patient counts once: the accuracy of its images, and, if these have one label, its majority vote.
     """
     patients, of, images = np.unique(names, return_inverse=True, return_counts=True)
     one_hot, best = np.eye(probabilities.shape[1]), probabilities.argmax(1)

@@ -4,8 +4,7 @@
     from patchgen.train.lifecycle import train
     run = train(Config(data="photos", unseen="site_c"), "runs")
 
-`train` reads the data, names the run and holds its lock; the loop of its task (`train/fold.py`, `ccd/loop.py`) trains.
-A loop is a `Trainer`, with a resumable state and the named values of its steps.
+The loop of its task (`train/fold.py`, `ccd/loop.py`) is a `Trainer`, with a resumable state.
 """
 
 import math
@@ -94,10 +93,7 @@ def _first_process() -> bool:
 
 
 def _train_without_each(loop: Callable[..., None], config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
-    """`--select leave-one-out`: DomainBed's leave-one-domain-out cross-validation, over the source domains alone.
-
-    Each source is left out of a training without the unseen domain; finished trainings are not repeated.
-    """
+    """`--select leave-one-out`: DomainBed's leave-one-domain-out cross-validation, over the source domains alone."""
     for source in fold.validation:
         inner = replace(config, unseen=source, select="oracle", swad=False, patience=None)
         whole = make_fold(inner, fold.table)

@@ -1,20 +1,13 @@
 """SWAD: the mean of the weights over a valley of the source-validation loss (Cha et al., NeurIPS 2021).
 
-    swad = Swad(ratio=1.3)
-    for step in ...:
-        optimizer.step()
-        swad.update(trainable)                          # every step
-        if step % every == 0:
-            swad.evaluate(validation_loss, step)        # after that step's update
-    result = swad.result()                              # result.average: dict of float32 tensors
+    swad.update(trainable)                          # every step
+    swad.evaluate(validation_loss, step)            # at some steps, after that step's update
+    swad.result().average                           # float32 tensors
 
 Evaluations i = 0, 1, ...: the valley starts at t_s, the first i whose loss is the lowest of its window [i, i+N_s-1].
 Its rim is r times the mean loss of that window; it ends at t_e, the evaluation before the first N_e losses in a row
 (all after t_s) above the rim, else with the training. The result is the mean over every step from t_s's to t_e's. A
 loss that is not finite is above any rim, is never the lowest and is left out of the window's mean.
-
-Memory does not grow with the run: before the valley the last N_s evaluations are kept; in it, losses above the rim in a
-row share one pending mean, because they are averaged together or dropped together.
 """
 
 import math
@@ -60,10 +53,6 @@ class RunningMean:
             return
         for name, mean in self.tensors.items():
             mean.lerp_(values[name].detach().to(mean.dtype), weight / self.count)
-
-    def merge(self, other: "RunningMean") -> None:
-        """Add every sample of `other`."""
-        self.add(other.tensors, other.count)
 
 
 @dataclass
@@ -129,10 +118,17 @@ class Swad:
         self._open, self._latest, self.last_step = RunningMean(), {}, step
         if self.compat:
             self._follow_original(evaluation)
-        elif self.converge_step is None:
-            self._seek(evaluation)
-        else:
+        elif self.converge_step is not None:
             self._extend(evaluation)
+        else:
+            self._recent = [*self._recent, evaluation][-self.n_converge :]
+            if self._starts_valley(self._recent):
+                first, *later = self._recent
+                self._recent = []
+                self._average.add(first.point)  # only the evaluated step of its segment is in the valley
+                self.end_step = first.step
+                for entry in later:
+                    self._extend(entry)
 
     def result(self) -> SwadResult:
         """The average so far; at the end of training, the result."""
@@ -191,18 +187,6 @@ class Swad:
     def _no_valley(self) -> str:
         return f"no valley (no loss was the lowest of its window of {self.n_converge})"
 
-    def _seek(self, evaluation: Segment) -> None:
-        """Before the valley: does the oldest of the last N_s evaluations start it?"""
-        self._recent = [*self._recent, evaluation][-self.n_converge :]
-        if not self._starts_valley(self._recent):
-            return
-        first, *later = self._recent
-        self._recent = []
-        self._average.add(first.point)  # only the evaluated step of its segment is in the valley
-        self.end_step = first.step
-        for entry in later:
-            self._extend(entry)
-
     def _starts_valley(self, window: Sequence[Segment]) -> bool:
         """Whether the first of a full `window` has its lowest loss; then the rim is set."""
         losses = [entry.loss for entry in window]
@@ -219,10 +203,10 @@ class Swad:
         """In the valley: a loss within the rim adds all steps up to it; N_e losses in a row above it end the valley."""
         if self.ended:
             return
-        self._pending.merge(evaluation.mean)
+        self._pending.add(evaluation.mean.tensors, evaluation.mean.count)
         self.above = self.above + 1 if self._exceeds(evaluation) else 0
         if self.above == 0:
-            self._average.merge(self._pending)
+            self._average.add(self._pending.tensors, self._pending.count)
             self.end_step = evaluation.step
         self.ended = self.above == self.n_tolerance
         if self.ended or self.above == 0:
@@ -276,7 +260,7 @@ def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
 def _merged(*means: RunningMean) -> RunningMean:
     merged = RunningMean()
     for mean in means:
-        merged.merge(mean)
+        merged.add(mean.tensors, mean.count)
     return merged
 
 

@@ -1,7 +1,6 @@
 """Tokens of the frozen lower blocks, computed once per image and stored in half precision for every run on them.
 
-The file is named by all that the tokens depend on: the content of the images, the weights, the image size and the
-number of blocks. A second fit with other folds, methods or learning rates only reads it.
+The file is named by all that the tokens depend on, so a fit with other folds, methods or learning rates only reads it.
 """
 
 import hashlib

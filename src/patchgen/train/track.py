@@ -1,9 +1,5 @@
 """Log a run to TensorBoard, Weights & Biases or MLflow, from its records.
 
-    patchgen train ... --track            tensorboard --logdir runs
-    patchgen train ... --track wandb      wandb sync runs/RUN/wandb/offline-run-*
-    patchgen train ... --track mlflow     mlflow ui --backend-store-uri runs/mlruns
-
 The first record of a process writes everything recorded so far into a new file, so that a resumed run shows one
 continuous line, without values that were dropped on resume. Nothing is sent over the network unless the environment
 asks for it: WANDB_MODE=online, or MLFLOW_TRACKING_URI with the address of a server.
