@@ -56,16 +56,6 @@ logger.warning("a warning")
         assert (done.stderr.splitlines(), done.stdout) == (lines, "")
 
 
-def test_an_uneven_rate_predicts_nothing(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("training", 100) as bar:
-        work(bar, now, [1.0] + [1.0] * 6 + [9.0] * 6)
-        bar.say("uneven")
-        work(bar, now, [9.0] * 60)
-        bar.say("steady")
-    uneven, steady = capsys.readouterr().err.splitlines()
-    assert uneven == "training [13/100] uneven" and "left] steady" in steady
-
-
 def test_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("calibrating", 40) as bar:
         for _ in range(40):

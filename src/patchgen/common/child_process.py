@@ -1,21 +1,10 @@
 """Child processes: started without importing from the current folder, and asked to read untrusted files.
 
-`python -m` and `python -c` put the current folder first on the module path, so a `json.py` next to a downloaded data
-set would run instead of Python's own.
-
-    subprocess.run(python("-m", "pip", "--version"), env=child_environment())
-    with safe_children(): ...                                # for libraries that start processes themselves
-
-If an untrusted file makes its reader crash or hang, only that answer is lost:
+`python -m` puts the current folder first on the module path: a `json.py` in it would run instead of Python's own.
 
     child = Child("patchgen.slides.slide", seconds=60)
     facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed or timed out
-
-and in the module of that name, under `if __name__ == "__main__":`
-
-    serve(answer)                                            # answer({"open": ...}, b"") -> ({...}, b"...")
-
-A message is a line of JSON and bytes; neither process executes what the other one sends.
+    serve(answer)                   # in that module: answer({"open": ...}, b"") -> ({...}, b"...")
 """
 
 import json
@@ -75,13 +64,7 @@ class ChildError(ValueError):
 
 
 class Child:
-    """A child process; requests from several threads are serialised.
-
-    Args:
-        module: The module that the child runs.
-        seconds: Timeout of one answer; the child is then terminated.
-        total: Limit in seconds for all answers together; it may be raised.
-    """
+    """A child process with time limits of one answer and of all; a message is a line of JSON and bytes."""
 
     def __init__(self, module: str, seconds: float, total: float = math.inf) -> None:
         self.seconds, self.total, self.spent = seconds, total, 0.0

@@ -1,8 +1,6 @@
 """Atomic writes of files and folders, safe against kills: a temporary name next to the target, then a rename.
 
-    write_text(path, text)
     with replacing(path) as temporary: picture.save(temporary, "PNG")
-    with replacing_folder(path) as temporary: write_text(temporary / "config.json", text)
 
 A link to a file is followed; devices and pipes are written to directly. A temporary name is locked by its process:
 unlocked ones were left by a kill, and are removed when a process first writes to that folder again.
@@ -65,10 +63,7 @@ def is_replaceable(path: str | Path) -> bool:
 
 
 def check_writable(path: str | Path, name: str) -> None:
-    """Check before any work that a file or folder can be written; leaves nothing behind.
-
-    ValueError, with the option's name: the first existing parent is a file, or is not writable.
-    """
+    """ValueError, with the option's name, if a file or folder cannot be written; checked before any work."""
     target = Path(os.path.realpath(path))
     place = target if target.is_dir() else next(parent for parent in target.parents if os.path.lexists(parent))
     try:
@@ -100,8 +95,7 @@ def temporary_name(target: Path, kind: str = "tmp") -> Path:
 def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
     """An empty folder that replaces `path` if the block succeeds; a complete one exists at every moment.
 
-    Args:
-        sync: flush all of its files to disk first; not needed for a cache of many files.
+    `sync` flushes all of its files to disk first, which a cache of many files does not need.
     """
     target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     with working_folder(target) as temporary:
@@ -228,10 +222,7 @@ def not_through_links(path: str, flags: int) -> int:
 
 
 def refuse_links(*paths: Path, within: Path | None = None) -> None:
-    """ValueError for folders with links, pipes or devices, through which files elsewhere could be changed.
-
-    Links to files `within` a folder are allowed.
-    """
+    """ValueError for folders with links, but to files `within` a folder, or with pipes or devices."""
     for path in paths:
         with suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(path):

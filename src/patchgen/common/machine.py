@@ -1,15 +1,8 @@
 """This machine: its cores, how many threads torch may use, and whether its CPU computes in bfloat16.
 
-    use_threads(4)
-    if not bf16_works(): ...        # use --precision 32-true
-    if native_bf16(): ...           # bfloat16 products are faster than float32
-
 More threads than cores are allowed, because results depend on their number in the last digits and a run may come from a
-larger machine; they are only slower. Beyond `PER_CORE`, a step is lost in context switches, and a thread that cannot be
-started ends the process inside the OpenMP library, without a message.
-
-Some virtual machines announce AMX, the unit for bfloat16 products, but kill a process that uses it, without a message
-and in the middle of training. So a child process tries it first.
+larger machine. A thread that cannot be started ends the process inside the OpenMP library, without a message, as does
+AMX, the unit for bfloat16 products, on some virtual machines that announce it; so a child process tries it first.
 """
 
 import os

@@ -9,8 +9,7 @@ An installed package declares them as entry points; a single file adds them to t
     patchgen train photos --unseen studio --method center --plugin center.py
 
 A file is code, so it runs only if the user named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier command
-on this machine, which stored a copy under its digest. A run or model folder records which plug-ins it needs, but never
-contains code.
+on this machine, which stored a copy under its digest. A run or model folder only records which plug-ins it needs.
 """
 
 import hashlib

@@ -17,6 +17,7 @@ from typing import Self
 from patchgen.common.text import duration, printable
 
 SILENCE = 30.0  # seconds after which a file or pipe gets a line, whatever happens
+WARM_UP = 6  # units after which the time left is said
 logger = logging.getLogger("patchgen")
 _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
@@ -56,35 +57,6 @@ def is_first(text: str) -> bool:
     return news
 
 
-class Rate:
-    """Estimates the remaining time once the rate is steady; None before.
-
-    The first unit of work is not counted (images are decoded, caches filled, a first evaluation is made). The earlier
-    and the later half of the rest must agree within a factor of two, over at least `LEAST` units.
-    """
-
-    LEAST, FACTOR, WINDOW = 4, 2.0, 200
-
-    def __init__(self) -> None:
-        self.warm, self.marks = False, deque[tuple[float, int]](maxlen=self.WINDOW)  # (time, units done)
-
-    def mark(self, done: int) -> None:
-        """Record the number of completed units."""
-        if self.warm:
-            self.marks.append((time.monotonic(), done))
-        self.warm = True
-
-    def left(self, units: int) -> float | None:
-        """Estimated seconds for this many further units."""
-        if len(self.marks) <= self.LEAST:
-            return None
-        (start, first), (middle, half), (end, last) = (self.marks[i] for i in (0, len(self.marks) // 2, -1))
-        earlier, later = (middle - start) / (half - first), (end - middle) / (last - half)
-        if max(earlier, later) > self.FACTOR * max(min(earlier, later), 1e-9) and end - start > 1:
-            return None
-        return (end - start) / (last - first) * units
-
-
 class Progress:
     """``with Progress("patchgen, unseen art", steps) as bar: bar.advance(); bar.show({...}); bar.say("...")``"""
 
@@ -107,7 +79,7 @@ class Progress:
         self.bar = Bar(*columns, console=self.console, disable=not self.live)
         self.task = self.bar.add_task(escape(printable(title)), total=total, completed=done, note="", left="")
         self.title, self.total, self.done = printable(title), total, done
-        self.rate, self.spoke = Rate(), time.monotonic()
+        self.marks, self.spoke = deque[tuple[float, int]](maxlen=200), time.monotonic()  # (time, units done)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -122,7 +94,7 @@ class Progress:
         if not count:
             return
         self.done += count
-        self.rate.mark(self.done)
+        self.marks.append((time.monotonic(), self.done))
         self.bar.update(self.task, advance=count, left=self._left() if self.live else "")
         if not self.live and time.monotonic() - self.spoke >= SILENCE:
             self.say("running")
@@ -149,6 +121,8 @@ class Progress:
             logger.info(f"{self.title} [{self.done}/{self.total}{left}] {text}")
 
     def _left(self) -> str:
-        """\"12 min left\", or nothing while the rate is not steady, and at the end."""
-        seconds = self.rate.left(self.total - self.done) if self.done < self.total else None
-        return "" if seconds is None else f"{duration(seconds)} left"
+        """\"12 min left\", or nothing at the end and for six units; the first fills caches, or waits for a scoring."""
+        if len(self.marks) < WARM_UP or self.done >= self.total:
+            return ""
+        (start, first), (end, last) = self.marks[1], self.marks[-1]
+        return f"{duration((end - start) / (last - first) * (self.total - self.done))} left"

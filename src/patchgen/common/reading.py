@@ -29,11 +29,8 @@ def batches(
 ) -> Iterator[tuple[Any, Any]]:
     """(part, what was read of it) for consecutive parts of the items; at most two parts are in memory.
 
-    Args:
-        items: An array, whose parts are slices; or anything else, even without end, whose parts are lists.
-        read: Called with a part, or with `each` item of it; the values are then a list.
-        size: Items per part.
-        tick: Called with the number of items after the caller is done with a part.
+    Parts of an array are slices, others lists. `read` gets a part, or `each` item of it; the values are then a list.
+    `tick` gets the number of items after the caller is done with a part.
     """
     if size < 1:
         raise ValueError(f"batch must be at least 1, not {size}")

@@ -1,14 +1,7 @@
 """Read untrusted JSON, YAML and weight files within limits: a small file cannot become a large value or a long message.
 
-    facts = read_json(path)                 # an object
-    settings = read_yaml(path)              # any value
-
-YAML aliases can expand a kilobyte to gigabytes: they count with their expanded length.
-
-Weights are read into memory: truncating a memory-mapped file would kill its readers, and bytes written to it would
-change the weights immediately.
-
-    tensors, metadata = read_tensors(Path("model.safetensors"))
+YAML aliases can expand a kilobyte to gigabytes: they count with their expanded length. Weights are read into memory:
+truncating a memory-mapped file would kill its readers, and bytes written to it would change the weights immediately.
 """
 
 import dataclasses
@@ -147,10 +140,7 @@ def number(least: float, most: float, default: Any = MISSING) -> Any:
 
 
 def filled(kind: type[T], values: Mapping[str, Any], where: object) -> T:
-    """An instance of the dataclass `kind` from a JSON object; ValueError for a field that is missing or wrong.
-
-    `where` (usually its file) starts every message.
-    """
+    """An instance of the dataclass `kind` from a JSON object `where`; ValueError: a field is missing or wrong."""
     hints, checked = get_type_hints(kind), {}
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         if one.name in values:
