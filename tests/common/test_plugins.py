@@ -27,11 +27,11 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test loads into this process is taken out again."""
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setenv(plugins.VARIABLE, "")
-    before = {group: set(table) for group, table in plugins._tables.items()}
+    before = {group: set(plugins.table_of(group)) for group in plugins.GROUPS}
     yield
-    for group, table in plugins._tables.items():
-        for key in set(table) - before[group]:
-            del table[key]
+    for group, names in before.items():
+        for key in set(plugins.table_of(group)) - names:
+            del plugins.table_of(group)[key]
 
 
 @pytest.mark.slow

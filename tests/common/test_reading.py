@@ -1,4 +1,4 @@
-"""Reading ahead in parts, and once for all runs of a process."""
+"""Reading ahead in parts."""
 
 import itertools
 import threading
@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from patchgen.common.reading import batches, cached, process_cache
+from patchgen.common.reading import batches
 
 
 @pytest.mark.parametrize("items", [np.arange(7), range(7), iter(range(7))])
@@ -39,33 +39,3 @@ def test_errors_of_reading_reach_the_caller() -> None:
     assert next(stream) == ([1], [1])
     with pytest.raises(ZeroDivisionError):
         next(stream)
-
-
-# What runs of one process share: made once for a key, never outside of `process_cache`
-
-
-def test_a_value_is_made_once_for_its_key_and_only_the_last_is_kept() -> None:
-    made: list[int] = []
-
-    def value(key: int) -> int:
-        return cached("kind", key, lambda: made.append(key) or 10 * key)  # type: ignore[func-returns-value]
-
-    with process_cache():
-        assert [value(1), value(1), value(2), value(1)] == [10, 10, 20, 10]
-    assert made == [1, 2, 1]
-
-
-def test_nothing_is_kept_outside_and_inner_blocks_share_the_outer_one() -> None:
-    made: list[str] = []
-
-    def value() -> None:
-        cached("kind", 0, lambda: made.append("made"))
-
-    value()
-    value()
-    assert len(made) == 2
-    with process_cache():
-        with process_cache():
-            value()
-        value()
-    assert len(made) == 3

@@ -179,7 +179,6 @@ STREAM_METHODS: dict[str, type[Gcd]] = {
     "gcd+patchgen-select": GcdSelect,
     "promptccd+patchgen-select": PromptCcdSelect,
 }
-plugins.open_table("stream_methods", STREAM_METHODS)
 
 
 def make_stream_method(config: StreamConfig) -> Gcd:

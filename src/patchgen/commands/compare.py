@@ -19,7 +19,6 @@ from patchgen.commands.settings import (
     settings_schema,
 )
 from patchgen.common.progress import print_once
-from patchgen.common.reading import process_cache
 from patchgen.common.text import json_text
 from patchgen.config import Config
 from patchgen.sweep.recipe import PlannedRun
@@ -106,7 +105,7 @@ def main(argv: list[str]) -> int:
     for name in options.folds:
         check_domain(name, domains)
     jobs = plan_runs(list(planned_runs(options, given, domains)), options.out, data)
-    with print_once(), process_cache():
+    with print_once():
         for number, job in enumerate([] if options.table_only else jobs, 1):
             if not options.quiet:
                 print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ on this machine, which stored a copy under its digest. A run or model folder onl
 """
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
@@ -27,7 +28,10 @@ from patchgen.common.text import printable
 from patchgen.common.untrusted import shortly
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, separated by the system's path separator; inherited by child processes
-GROUPS = ("methods", "stream_methods", "backbones", "datasets", "tissue")
+GROUPS = {
+    "methods": "methods:METHODS", "stream_methods": "ccd.methods:STREAM_METHODS", "backbones": "model.names:BACKBONES",
+    "datasets": "data.benchmarks:BENCHMARKS", "tissue": "slides.tissue:TISSUE",
+}  # fmt: skip
 
 
 class Plugin(NamedTuple):
@@ -35,22 +39,14 @@ class Plugin(NamedTuple):
     version: str  # sha256 of a file, or the package's version
     provides: frozenset[str]  # such as "methods:center"
 
-    @property
-    def is_file(self) -> bool:
-        return self.name.endswith(".py")
-
 
 _loaded: dict[str, Plugin] = {}  # by version for files, by name for packages
-_tables: dict[str, dict[str, Any]] = {}  # tables of the imported subpackages
-_built_in: dict[str, dict[str, Any]] = {}  # their built-in entries
-_waiting: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}  # entries for subpackages not imported yet
 
 
-def open_table(group: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The table of a group, open to plug-ins: each subpackage registers its own, so that this module imports none."""
-    _tables[group], _built_in[group] = table, dict(table)
-    for name, value in _waiting.pop(group, {}).items():
-        _put(group, name, value)
+def table_of(group: str) -> dict[str, Any]:
+    """The table of a group; its module is imported when a plug-in is loaded."""
+    module, _, name = GROUPS[group].partition(":")
+    table: dict[str, Any] = getattr(importlib.import_module(f"patchgen.{module}"), name)
     return table
 
 
@@ -83,7 +79,9 @@ def load_all() -> None:
             version = point.dist.version if point.dist else ""
             before = _loaded.get(package, Plugin(package, version, frozenset()))
             try:
-                _put(group, point.name, point.load())
+                value = point.load()
+                if table_of(group).setdefault(point.name, value) is not value:
+                    raise ValueError(f"the name {point.name!r} is already taken")
             except Exception as error:  # anything may be wrong in it
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(
@@ -131,7 +129,7 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
     version = hashlib.sha256(source).hexdigest()
     if version in _loaded:
         return _loaded[version]
-    before = {group: dict(table) for group, table in _tables.items()}
+    before = {group: dict(table_of(group)) for group in GROUPS}
     spec = importlib.util.spec_from_file_location(f"patchgen_plugin_{version[:12]}", file)
     assert spec is not None and spec.loader is not None
     try:
@@ -139,8 +137,8 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
     except Exception as error:  # anything may be wrong in it
         raise ValueError(f"--plugin {file} fails: {type(error).__name__}: {error}") from error
     provides = set()
-    for group, table in _tables.items():
-        own = before.get(group, _built_in[group])
+    for group, own in before.items():
+        table = table_of(group)
         taken = [key for key, value in own.items() if table.get(key) is not value]
         if taken:
             table.update(own)
@@ -148,12 +146,6 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
         provides |= {f"{group}:{key}" for key in table.keys() - own.keys()}
     _loaded[version] = Plugin(name, version, frozenset(provides))
     return _loaded[version]
-
-
-def _put(group: str, name: str, value: Any) -> None:
-    table = _tables.get(group, _waiting.get(group, {}))
-    if table.setdefault(name, value) is not value:
-        raise ValueError(f"the name {name!r} is already taken")
 
 
 def _copy_of(digest: str) -> Path:

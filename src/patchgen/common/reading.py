@@ -1,14 +1,11 @@
-"""Reading data: the next batch ahead in threads, and once for all runs of a process.
+"""Reading data, the next batch ahead in threads.
 
 for part, pixels in batches(rows, store.load, 64, tick):              # rows of a table, read a batch at a time
 for part, images in batches(paths, decode_one, 64, tick, each=True):  # files, each decoded on its own
-with process_cache():
-    tokens = cached("tokens", key, compute)                           # computed once, while the key is the same
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -55,30 +52,3 @@ def _parts(items: Iterable[Any], size: int) -> Iterator[Any]:
         return (items[start : start + size] for start in range(0, len(items), size))
     source = iter(items)
     return iter(lambda: list(islice(source, size)), [])
-
-
-_values: dict[str, tuple[Hashable, Any]] | None = None
-
-
-@contextmanager
-def process_cache() -> Iterator[None]:
-    """Cache values inside this context; nested contexts keep them until the outermost one ends."""
-    global _values
-    if _values is not None:
-        yield
-        return
-    _values = {}
-    try:
-        yield
-    finally:
-        _values = None
-
-
-def cached(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """The cached value of this kind, if it has this key; otherwise a new one."""
-    if _values is None:
-        return make()
-    known = _values.pop(kind, None)  # frees the old value before a new one is made
-    value: T = known[1] if known is not None and known[0] == key else make()
-    _values[kind] = key, value
-    return value

@@ -138,7 +138,6 @@ def _tuples(value: Any) -> Any:
 
 with Path(__file__).with_suffix(".toml").open("rb") as _stream:
     BENCHMARKS = {name: Benchmark(name, **_tuples(fields)) for name, fields in tomllib.load(_stream).items()}
-plugins.open_table("datasets", BENCHMARKS)
 
 
 def get_benchmark(name: str) -> Benchmark:

@@ -14,7 +14,6 @@ import numpy as np
 
 from patchgen.common.files import expanded
 from patchgen.common.progress import Progress, logger, print_once
-from patchgen.common.reading import process_cache
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import fingerprint, read_table
@@ -63,7 +62,7 @@ def fit(
     if track:
         make_tracker(track)  # raises now if the extra is missing
     candidates = [configs] if isinstance(configs, Config) else list(configs)
-    with print_once(), process_cache():
+    with print_once():
         plan = replace(_plan(candidates, runs, expecting, split_given, quiet), track=track)
         if minutes is None:
             plan.announce()

@@ -48,7 +48,6 @@ METHODS: dict[str, type[Method]] = {
     "clipceil": ClipCeil, "kadaptation": KAdaptation, "kadaptation-moa": KAdaptationMoa, "bfmix-like": BfMixLike,
     "irm": Irm, "vrex": Vrex, "groupdro": GroupDro, "mixup": Mixup, "mldg": Mldg, "fish": Fish, "sma": Sma,
 }  # fmt: skip
-plugins.open_table("methods", METHODS)
 
 ALIASES = {"erm": "lp-ln"}  # other common names of a method
 WITH_LREG = ("miro", "gmdg", "pim", "pim-lreg")  # terms that L-Reg was published on top of

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from patchgen.common import plugins
 from patchgen.model import weights
 from patchgen.model.convert import Loaded
 from patchgen.model.preprocessing import HALF, IMAGENET, Pixels
@@ -95,7 +94,6 @@ BACKBONES: dict[str, Spec] = {
     "tiny": Spec("", "dinov2_with_registers", "none", _vit(64, 2, 1, patch_size=14, image_size=112),
                  "random weights: for tests and smoke runs"),
 }  # fmt: skip
-plugins.open_table("backbones", BACKBONES)
 
 
 def card_of(folder: str, config: Any) -> Spec | None:

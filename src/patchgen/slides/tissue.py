@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from patchgen.common.files import expanded
-from patchgen.common.plugins import load_all, open_table
+from patchgen.common.plugins import load_all
 from patchgen.common.text import did_you_mean
 from patchgen.data.image_files import open_image
 from patchgen.slides.annotations import drawn_mask
@@ -104,7 +104,7 @@ def tissue_mask(picture: np.ndarray, small: float) -> np.ndarray:
 
 
 TissueFunction = Callable[[np.ndarray, float], np.ndarray]
-TISSUE: dict[str, TissueFunction] = open_table("tissue", {"otsu": tissue_mask})
+TISSUE: dict[str, TissueFunction] = {"otsu": tissue_mask}
 
 
 @dataclass(frozen=True)

@@ -111,12 +111,9 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # printed output must not mix with the answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    from patchgen.common.reading import process_cache
-
-    with process_cache():  # the tokens of frozen blocks are read once for the runs on them
-        while True:
-            answers.write(perform(read_work(lines.get())) + "\n")
-            answers.flush()
+    while True:
+        answers.write(perform(read_work(lines.get())) + "\n")
+        answers.flush()
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:

@@ -7,14 +7,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 from patchgen.common.files import cache_dir, replacing
 from patchgen.common.progress import Progress, is_first, logger
-from patchgen.common.reading import cached
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, digests
@@ -24,6 +23,7 @@ from patchgen.model.classifier import Classifier
 
 BATCH = 32
 FILES = 8  # in the cache; the one that was not used for longest is removed first
+_held: dict[str, np.ndarray] = {}  # without a cache on disk: the last tokens, for the other runs of this process
 
 
 def stored_tokens(
@@ -58,7 +58,12 @@ def stored_tokens(
         return tokens
 
     key = _key(model, config, table, store)
-    return cached("tokens", key, lambda: _from_disk(key, shape, compute) if config.cache else compute())
+    if config.cache:
+        return _from_disk(key, shape, compute)
+    if key not in _held:
+        _held.clear()
+        _held[key] = compute()
+    return _held[key]
 
 
 @torch.no_grad()
@@ -88,13 +93,11 @@ def _from_disk(key: str, shape: tuple[int, ...], compute: Callable[[], np.ndarra
     """The stored tokens, mapped into memory; computed and written first if there are none."""
     folder = cache_dir() / "tokens"
     file = folder / f"{key}.npy"
-    try:
+    with suppress(OSError, ValueError, EOFError):  # missing or damaged
         stored: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
         if stored.shape == shape and stored.dtype == np.float16:
             file.touch()
             return stored
-    except (OSError, ValueError, EOFError):  # missing or damaged
-        pass
     folder.mkdir(parents=True, exist_ok=True)
     size = 2 * int(np.prod(shape))
     if (free := shutil.disk_usage(folder).free) < size:
@@ -105,10 +108,7 @@ def _from_disk(key: str, shape: tuple[int, ...], compute: Callable[[], np.ndarra
     tokens = compute()
     with replacing(file) as temporary, open(temporary, "wb") as stream:
         np.save(stream, tokens)
-
-    def last_used(file: Path) -> float:
-        return file.stat().st_mtime if file.exists() else 0.0
-
-    for old in sorted(folder.glob("*.npy"), key=last_used, reverse=True)[FILES:]:
-        old.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # another process removes some, too
+        for old in sorted(folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)[:-FILES]:
+            old.unlink()
     return np.load(file, mmap_mode="r", allow_pickle=False)
