@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.ccd.grow import KAPPA, Groups, Prior, grow
-from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.mixture import KAPPA, Groups, Prior, SphericalMixture, grow
 
 
 def blobs(classes: int, per_class: int = 30, dim: int = 24, noise: float = 0.3) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from patchgen.discovery import Estimate, estimate_num_classes
-from patchgen.discovery.estimate import search
+from patchgen.discovery.kmeans import search
 
 
 def blobs(classes: int, each: int) -> tuple[Tensor, Tensor]:

@@ -78,8 +78,6 @@ def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
 
 def read_stream(data: str | Path, schedule: Schedule | str | Path = "paper", *, holdout: float = 0.1) -> Stream:
     """Read, check and stage a folder or manifest; `holdout` is the share of each class if the data has no test part."""
-    if not 0 <= holdout < 1:
-        raise ValueError(f"holdout is a share of each class, from 0 and below 1; got {holdout}")
     schedule = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
     table, test, notes = _read(data)
     held_out = _draw_held_out(table, holdout, schedule.seed) if test is None else test

@@ -157,6 +157,8 @@ def check_promptable(backbone: Backbone) -> None:
 @torch.no_grad()
 def _problem(backbone: Backbone) -> str:
     """The problem with two prompts and one image; empty if there is none."""
+    if any("relative_position" in name for name, _ in backbone.model.named_parameters()):
+        return "its attention has relative positions, which a prompt has none of"  # they shift those of the patches
     weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
     images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
     prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchgen.ccd.grow import grow
-from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.mixture import SphericalMixture, grow
 from patchgen.ccd.settings import StreamConfig
 from patchgen.runs.tensors import under
 

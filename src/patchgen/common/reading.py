@@ -7,11 +7,10 @@ for part, images in batches(paths, decode_one, 64, tick, each=True):  # files, e
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-T = TypeVar("T")
 BATCH = 64
 DECODERS = 2  # threads that read the next batch
 

@@ -195,9 +195,7 @@ def patient_scores(names: Sequence[str], label: np.ndarray, probabilities: np.nd
     one_hot, best = np.eye(probabilities.shape[1]), probabilities.argmax(1)
 
     def by_patient(values: np.ndarray) -> np.ndarray:  # (N, C) -> (patients, C)
-        sums = np.zeros((len(patients), probabilities.shape[1]))
-        np.add.at(sums, of, values)
-        return sums
+        return np.stack([np.bincount(of, column) for column in values.T], 1)
 
     truth, votes, probability = by_patient(one_hot[label]), by_patient(one_hot[best]), by_patient(probabilities)
     share = np.bincount(of, best == label) / images
