@@ -1,5 +1,6 @@
 """Small generated images and tiny runs that many tests share."""
 
+import itertools
 import os
 import traceback
 from collections.abc import Callable
@@ -78,6 +79,20 @@ def tiny_run(tiny_settings: dict[str, object], tmp_path_factory: pytest.TempPath
         return train(Config(**{**tiny_settings, "method": method, **settings}), out, quiet=True)
 
     return make
+
+
+def interrupt(place: Any, name: str, count: int, work: Callable[[], object]) -> None:
+    """Do the work until the `count`-th call of a function, which is interrupted."""
+    whole, calls = getattr(place, name), itertools.count(1)
+
+    def breaks(*args: Any, **named: Any) -> Any:
+        if next(calls) == count:
+            raise KeyboardInterrupt
+        return whole(*args, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(place, name, breaks)
+        work()
 
 
 class Asks(TorchDispatchMode):

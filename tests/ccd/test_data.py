@@ -135,12 +135,3 @@ def test_rows_without_a_label_are_not_used(tmp_path: Path) -> None:
     bare = np.flatnonzero(stream.label < 0)
     assert len(bare) == 10 and (stream.stages.stage[bare] == -1).all() and not set(bare) & set(stream.held_out)
     assert stream.notes == ("10 images have no label and are not used",)
-
-
-def test_data_errors(tmp_path: Path) -> None:
-    fill(tmp_path / "animals")
-    with pytest.raises(ValueError, match="No such data"):
-        read_stream(tmp_path / "animal")
-    (tmp_path / "animals" / "fox").mkdir()
-    with pytest.raises(ValueError, match="class folder 'fox' .*holds no image"):
-        read_stream(tmp_path / "animals")

@@ -1,15 +1,12 @@
 """Stages against the protocol's published counts, and the promises of the draw."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from patchgen.ccd.data import Stream
 from patchgen.ccd.stages import SCHEDULES, Schedule, get_schedule, make_stages, shuffled
-from patchgen.data.table import Table
 
 PAPER = SCHEDULES["paper"]
 # images of a class in stages 0..3, by the stage at which its group enters
@@ -165,18 +162,3 @@ def test_yaml_errors(tmp_path: Path, case: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         get_schedule(path)
     assert "stages.yaml" in str(caught.value)
-
-
-def test_the_file_of_the_stages(tmp_path: Path) -> None:
-    label = np.concatenate([np.repeat(np.arange(4), 9), [-1]])
-    paths, classes = tuple(f"{i:05d}.jpg" for i in range(len(label))), ("cat", "cow", "dog", 'h,"n')
-    table = Table(Path("root"), paths, ("all",), classes, np.zeros(len(label), dtype=np.int64), label)
-    stages = make_stages(label, table.classes, PAPER)
-    Stream(table, PAPER, stages, np.array([]), ()).write_rows(tmp_path)
-    path = tmp_path / "stages.csv"
-    first = path.read_bytes()
-    assert first.startswith(b"path,label,stage\n00000.jpg,cat,") and first.endswith(b"00036.jpg,,-1\n")
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = [(row["path"], row["label"], int(row["stage"])) for row in csv.DictReader(stream)]
-    assert rows == [(table.paths[i], table.label_name(i), stages.stage[i]) for i in range(len(table))]
-    assert [p.name for p in tmp_path.iterdir()] == ["stages.csv"]

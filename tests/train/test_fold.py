@@ -20,14 +20,10 @@ from patchgen.train.evaluate import Evaluator
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
 from patchgen.train.loop import Step
+from tests.conftest import interrupt
 
 Patch = pytest.MonkeyPatch
 Settings = dict[str, Any]
-
-
-def plain(run: RunFolder) -> list[dict[str, Any]]:
-    """Records without what the clock decides."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
 
 
 def same_checkpoints(one: RunFolder, other: RunFolder) -> bool:
@@ -36,21 +32,6 @@ def same_checkpoints(one: RunFolder, other: RunFolder) -> bool:
         if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
             return False
     return True
-
-
-def interrupt(place: Any, name: str, count: int, settings: Settings, out: Path) -> None:
-    """A training that is interrupted at a call of a function."""
-    whole, calls = getattr(place, name), list[int]()
-
-    def breaks(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == count:
-            raise KeyboardInterrupt
-        return whole(*args)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(place, name, breaks)
-        train(Config(**settings), out, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +100,9 @@ MOMENTS = [(FoldTrainer, "take_step", 2), (FoldTrainer, "take_step", 3), (FoldTr
 
 @pytest.mark.parametrize("moment", [*MOMENTS, (close, "_score", 2)])
 def test_resuming_reproduces_the_uninterrupted_run(
-    moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: Settings, tmp_path: Path
+    moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: Settings, tmp_path: Path, plain: Any
 ) -> None:
-    interrupt(*moment, tiny_settings, tmp_path)
+    interrupt(*moment, lambda: train(Config(**tiny_settings), tmp_path, quiet=True))
     run = train(Config(**tiny_settings), tmp_path, quiet=True)
     assert plain(run) == plain(unbroken)
     assert same_checkpoints(run, unbroken)
@@ -211,7 +192,7 @@ def test_training_learns(tiny_settings: Settings, tmp_path: Path) -> None:
 def test_a_resumed_run_refuses_a_damaged_state_or_another_backbone_and_restores_its_settings(
     tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    interrupt(trainer_module, "close_run", 1, tiny_settings, tmp_path)
+    interrupt(trainer_module, "close_run", 1, lambda: train(Config(**tiny_settings), tmp_path, quiet=True))
     [state], [file] = tmp_path.glob("*/checkpoints/state.safetensors"), tmp_path.glob("*/config.yaml")
     whole, settings = state.read_bytes(), file.read_bytes()
     state.write_bytes(whole[:-100])
@@ -263,9 +244,8 @@ def test_the_switch_lasts_as_long_as_the_training(tiny_settings: Settings, tmp_p
     whole, seen = Step.apply, list[int]()
     monkeypatch.setattr(Step, "apply", lambda self: (seen.append(torch.get_deterministic_debug_mode()), whole(self))[1])
     settings = {**tiny_settings, "steps": 2, "swad": False}
-    plain = train(Config(**settings), tmp_path / "plain", quiet=True)
-    switched = train(Config(**settings, deterministic=True), tmp_path / "switched", quiet=True)
+    runs = [train(Config(**settings, deterministic=on), tmp_path / f"{on}", quiet=True) for on in (False, True)]
     assert seen == [0, 0, 1, 1] and torch.get_deterministic_debug_mode() == 0  # 1: it warns
-    assert plain.path.name == switched.path.name
-    losses = [[record["train"] for record in run.records("evaluation")] for run in (plain, switched)]
+    assert runs[0].path.name == runs[1].path.name
+    losses = [[record["train"] for record in run.records("evaluation")] for run in runs]
     assert losses[0] == losses[1]

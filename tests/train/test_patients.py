@@ -1,7 +1,6 @@
 """Results a patient: by hand, in parts, and in a whole run whose patients stay on one side of the split."""
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def test_a_run_by_patients_from_end_to_end(manifest: Path, tiny_settings: dict[s
     assert "of 6 patients with one label" in summary and "swad, by patient" in summary
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 def test_torn_patients_are_those_of_the_runs_own_split(seed: int) -> None:
     group = tuple(f"{domain}{max(image, 1)}" for domain in "abc" for image in range(10))  # one patient has two images
     paths, domain, label = tuple(f"{i}.png" for i in range(30)), np.repeat([0, 1, 2], 10), np.arange(30) % 2
@@ -99,11 +98,8 @@ def test_torn_patients_are_those_of_the_runs_own_split(seed: int) -> None:
 
 def test_a_patient_of_two_domains_is_named() -> None:
     group = ("p1", "p2", "p3", "p4", "p5", "p6") * 2 + ("p1", "q2", "q3", "q4", "q5", "q6")
-    paths = tuple(f"{i}.png" for i in range(18))
-    label = np.arange(18) % 2
-    table = Table(Path("x"), paths, ("a", "b", "c"), ("no", "yes"), np.repeat([0, 1, 2], 6), label, group)
+    paths, domain, label = tuple(f"{i}.png" for i in range(18)), np.repeat([0, 1, 2], 6), np.arange(18) % 2
+    table = Table(Path("x"), paths, ("a", "b", "c"), ("no", "yes"), domain, label, group)
     [unseen, sides] = make_fold(Config(data="x", unseen="c", split="group", holdout=0.4), table).notes
     assert unseen.startswith("1 of 6 groups of c also occur in the sources (p1)")
     assert "are trained on in one source and validated on in another" in sides
-    alone = replace(table, group=tuple(f"{d}-{g}" for d, g in zip(table.domain, group, strict=True)))
-    assert make_fold(Config(data="x", unseen="c", split="group", holdout=0.4), alone).notes == ()

@@ -73,12 +73,6 @@ def test_a_progress_line_is_in_plain_words() -> None:
     assert progress_line({**record, "mask": {}}) == wanted
 
 
-def test_the_bar_shows_plain_names_alone() -> None:
-    with Progress("x", 10, quiet=True) as bar:
-        bar.show({"main": 0.51234, "L_conf": -0.3})
-        assert bar.bar.tasks[0].fields["note"] == "loss 0.512"
-
-
 @pytest.mark.parametrize(
     ("done", "quiet", "words"),
     [(0, False, ""), (4, False, "resumed at step 4"), (9, False, "resumed: every step is done"), (4, True, "")],

@@ -13,6 +13,7 @@ from patchgen.train import track
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
 from patchgen.train.track import Tracker, make_tracker
+from tests.conftest import interrupt
 
 pytest.importorskip("tensorboard", reason="the extra `track` is not installed")
 
@@ -24,21 +25,9 @@ def events(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_a_resumed_run_is_one_line_and_has_the_same_name(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_one_line_and_has_the_same_name(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     config = Config(**{**tiny_settings, "method": "lp", "image_size": 28, "swad": False})
-    whole, seen = FoldTrainer.take_step, list[int]()
-
-    def breaks(self: FoldTrainer, step: int) -> None:
-        seen.append(step)
-        if seen == [0, 1, 2, 3]:
-            raise KeyboardInterrupt
-        whole(self, step)
-
-    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "runs", quiet=True, track=True)
+    interrupt(FoldTrainer, "take_step", 4, lambda: train(config, tmp_path / "runs", quiet=True, track=True))
     run = train(config, tmp_path / "runs", quiet=True, track=True)
     recorded = run.records("evaluation")
     assert [step for step, _ in events(run)["train/main"]] == [record["step"] for record in recorded] == [0, 2, 4]

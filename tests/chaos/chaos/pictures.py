@@ -138,21 +138,8 @@ CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "huge": _huge,
     "empty": lambda content, rng: b"",
 }
-NAMES = (
-    "plain",
-    "two words",
-    "ünï",
-    "a\nb",
-    "a\tb",
-    "-dash",
-    "--csv",
-    "%s",
-    "[x]",
-    "a" * 200,
-    "q'\"",
-    "\x01\x7f",
-    "📷",
-)
+NAMES = ("plain", "two words", "ünï", "a\nb", "a\tb", "-dash", "--csv", "%s", "[x]", "a" * 200, "q'\"", "\x01\x7f",
+         "📷")  # fmt: skip
 
 _choices = {"base": sorted(BASES), "change": sorted(CHANGES), "name": NAMES, "right_ending": [False, True]}
 _draws = {name: st.sampled_from(choices) for name, choices in _choices.items()}

@@ -23,19 +23,8 @@ COSTLY = frozenset({"steps", "epochs", "devices", "eval_every", "projection_hidd
                     "projection_bottleneck", "replay", "accumulate"})  # fmt: skip
 # a right setting that starts a compiler, which takes a minute: no bad input
 LONG = ("compile", True)
-METHODS = (
-    "patchgen",
-    "lp",
-    "lp-ln",
-    "patchgen+miro",
-    "promptccd",
-    "simgcd",
-    "gcd+patchgen",
-    "mixup",
-    "arm",
-    "a+b",
-    "+",
-)
+METHODS = ("patchgen", "lp", "lp-ln", "patchgen+miro", "promptccd", "simgcd", "gcd+patchgen", "mixup", "arm", "a+b",
+           "+")  # fmt: skip
 text = st.one_of(st.sampled_from(WORDS), st.text(max_size=8))
 wrong = st.sampled_from([None, True, -1, 0, 0.5, float("nan"), float("inf"), "x", [], [1], {}, {"a": 1}, "2024-13-45"])
 whole = st.one_of(st.integers(0, 4), st.sampled_from([-1, 14, 28, 29, 42, 1000, 10**6, 2**31, 2**32, 2**63, 10**30]))
