@@ -119,12 +119,10 @@ class StreamTrainer(Trainer):
         seed = (self.config.seed, self.stage, self.epoch)
         parts = epoch_parts(rows, self.config.batch, seed)
         for step, views in enumerate(self.images.views(parts, seed)):
-            self.values.add(self._step(parts[step], views), step)
+            self.values.append((step, self._step(parts[step], views)))
             bar.advance()
-        means, file = self.values.means(), self.stream.table.file
-        self.values.clear()
-        self.require_finite(means, len(parts) - 1, lambda step: [str(file(row)) for row in parts[step].tolist()],
-                            stage=self.stage, epoch=self.epoch)  # fmt: skip
+        file, place = self.stream.table.file, {"stage": self.stage, "epoch": self.epoch}
+        means = self.means(len(parts) - 1, lambda step: [str(file(row)) for row in parts[step].tolist()], **place)
         record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
         if fitted:
             record["mixture"] = fitted

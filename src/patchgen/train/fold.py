@@ -242,9 +242,7 @@ class FoldTrainer(Trainer):
 
     def evaluation(self, step: int, seconds: float) -> dict[str, Any]:
         """Score the held-out parts, and write the record, the checkpoint and the state."""
-        means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
-        self.values.clear()
-        self.require_finite(means, step, self._files)
+        means = self.means(step, self._files)
         trained: dict[str, torch.Tensor] = {}
         if other := self.method.predicting(self.model):
             trained = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}

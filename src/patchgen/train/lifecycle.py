@@ -32,8 +32,8 @@ from patchgen.tasks import Fold, get_task, make_fold
 from patchgen.train.track import make_tracker
 
 LEFT_OUT = ".leave-one-out"  # the trainings without each source, inside the run; hidden from tables of runs
-NEVER = 2**62  # no step has this number
 NAMED = 4  # images named in an error message; a file next to the records lists all
+StepValues = list[tuple[int, Mapping[str, Tensor]]]  # step and named values, detached: reading them would synchronise
 
 
 def train(
@@ -120,32 +120,6 @@ def scores_without_each(run: RunFolder, step: int, metric: str) -> dict[str, flo
     }
 
 
-class StepValues:
-    """Sums of named values on the device, without synchronisation until they are read."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums: dict[str, tuple[Tensor, int]] = {}
-        self.first_bad = torch.full((), NEVER, device=device)  # the first step with a value that is not finite
-
-    def add(self, values: Mapping[str, Tensor], step: int) -> None:
-        for name, value in values.items():
-            total, count = self.sums.get(name, (torch.zeros_like(value), 0))
-            self.sums[name] = total + value.detach(), count + 1
-        if values:  # a sum is finite only where all of its terms are
-            finite = torch.stack([value.detach().float() for value in values.values()]).sum().isfinite()
-            self.first_bad = torch.where(finite, self.first_bad, self.first_bad.clamp(max=step))
-
-    def means(self, over_ranks: Callable[[Tensor], Tensor] = lambda values: values) -> dict[str, float]:
-        """Averages since `clear`. Reading them synchronises the device."""
-        if not self.sums:
-            return {}
-        values = over_ranks(torch.stack([total / count for total, count in self.sums.values()]))
-        return dict(zip(self.sums, values.tolist(), strict=True))
-
-    def clear(self) -> None:
-        self.sums = {}
-
-
 class Trainer:
     """Base of the training loops: a model, an optimiser, a run folder, and a resumable state."""
 
@@ -157,7 +131,7 @@ class Trainer:
 
     def __init__(self, run: RunFolder, fabric: Any, quiet: bool) -> None:
         self.run, self.fabric, self.quiet = run, fabric, quiet
-        self.values = StepValues(fabric.device)
+        self.values: StepValues = []  # since the last record
 
     def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts in addition to those of the model and the optimiser; `restore` takes them back."""
@@ -202,20 +176,29 @@ class Trainer:
         if first:
             self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
-    def require_finite(
-        self, means: Mapping[str, float], last: int, images: Callable[[int], list[str]], **place: int
-    ) -> None:
-        """Raise ValueError if a mean or a trained weight is not finite; ``diverged.json`` lists the files of its step.
+    def means(self, last: int, images: Callable[[int], list[str]], **place: int) -> dict[str, float]:
+        """The means of the named values since the last record, over all devices.
 
-        If only the weights are not finite, this is the `last` step; `place` says in which stage and epoch it is.
+        ValueError if one or a trained weight is not finite; ``diverged.json`` lists the files of its step, the `last`
+        one if only the weights are not; `place` says in which stage and epoch it is.
         """
+        columns: dict[str, list[Tensor]] = {}
+        for _, values in self.values:
+            for name, value in values.items():
+                columns.setdefault(name, []).append(value)
+        means: dict[str, float] = {}
+        if columns:
+            each = torch.stack([torch.as_tensor(sum(column) / len(column)) for column in columns.values()])
+            means = dict(zip(columns, self.fabric.all_reduce(each).tolist(), strict=True))
+        steps, self.values = self.values, []
         bad = [name for name, value in means.items() if not math.isfinite(value)]
         finite = [tensor.isfinite().all() for tensor in trained_tensors(self.model).values()]
         if not bad and finite and not torch.stack(finite).all():
             bad = ["weights"]
         if not bad:
-            return
-        place["step"] = min(last, int(self.fabric.all_gather(self.values.first_bad).min()))
+            return means
+        first = min((step for step, values in steps for value in values.values() if not value.isfinite()), default=last)
+        place["step"] = int(self.fabric.all_gather(torch.tensor(first, device=self.fabric.device)).min())
         files = images(place["step"])
         if self.fabric.is_global_zero:
             self.run.write_json("diverged.json", {**place, "values": bad, "images": files})

@@ -41,8 +41,8 @@ def fit(trainer: "FoldTrainer") -> None:
             if trainer.swad:
                 trainer.swad.update(trainer.predicting())
             bar.advance()
-            if bar.live and number % 20 == 0:  # not at every step: it synchronises the device
-                bar.show(trainer.values.means())
+            if bar.live and trainer.values and number % 20 == 0:  # not at every step: it synchronises the device
+                bar.show({name: float(value) for name, value in trainer.values[-1][1].items()})
             if number % config.eval_every == 0 or number == last:
                 record = trainer.evaluation(number, time.monotonic() - clock)
                 bar.say(progress_line(record))
@@ -94,7 +94,7 @@ class Step:
     def note(self, values: Mapping[str, Tensor]) -> None:
         """Store values for the next record; they are not trained on."""
         if self.values is not None:
-            self.values.add(values, self.number)
+            self.values.append((self.number, {name: value.detach() for name, value in values.items()}))
 
     def forget(self) -> None:
         """Reset the optimiser state, for example when the objective changes abruptly."""
