@@ -143,14 +143,14 @@ YAML_ERRORS = {
     "short row": (("[0.7, 1]", "[1]"), "one for each later stage, not .*\\[1\\]"),
     "ratio above 1": (("[0.7, 1]", "[1.7, 1]"), "ratios must be .*from 0 to 1, not .*1.7"),
     "first ratio 0": (("[0.7, 1]", "[0, 1]"), "one number above 0 for the stage.*\\[0, 1\\]"),
-    "shares above 1": (("0.25]", "0.5]"), "at most 1 together, not \\[0.5, 0.25, 0.5\\]"),
+    "shares above 1": (("0.25]", "0.5]"), "at most 1 together, .*not \\[0.5, 0.25, 0.5\\]"),
     "share 0": (("0.25]", "0]"), "above 0.*, 0\\]"),
     "class twice": (("[0.5, 0.25, 0.25]", "[[a, b], [c], [a]]"), "each in one group, not .*\\['a'\\]"),
     "empty group": (("[0.5, 0.25, 0.25]", "[[a, b], [], [c]]"), "two or more groups.* not .*\\[\\]"),
     "class is a number": (("[0.5, 0.25, 0.25]", "[[a], [7], [c]]"), "groups must be .*7.*; put class names in quotes"),
     "one group": (("[0.5, 0.25, 0.25]", "[1]"), "two or more groups"),
     "not YAML": (("[0.7, 1]", "[0.7, 1"), "not readable YAML"),
-    "no keys": ((YAML, "7"), "must hold the keys groups and ratios, not 7"),
+    "no keys": ((YAML, "7"), "must hold the keys groups and ratios, .*not 7"),
 }
 
 
