@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from patchgen.ccd.data import Stream
-from patchgen.ccd.scores import Clusters, class_means, discover, forgetting, nearest_centre, score
+from patchgen.ccd.scores import Clusters, class_means, discover, forgetting, score
 from patchgen.ccd.settings import StreamConfig
 from patchgen.common.files import write_csv, write_text
 from patchgen.common.text import markdown, plus_minus
+from patchgen.discovery.kmeans import nearest
 from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
@@ -94,7 +95,7 @@ class _Scorer:
         known, count = len(trainer.stream.known), trainer.classes(self.stage)
         if trainer.model.prototypes is not None:  # learned centres, with the same ids in every stage
             centres = torch.nn.functional.normalize(trainer.model.prototypes.detach()[:count], dim=1).cpu()
-            return Clusters(nearest_centre(self.features.cpu(), centres).numpy(), np.arange(count), centres)
+            return Clusters(nearest(self.features.cpu(), centres)[1].numpy(), np.arange(count), centres)
         if self.stage == 0:
             target = trainer.target[self.rows]
             return Clusters(target, np.arange(known), class_means(self.features, target, known).cpu())
@@ -132,8 +133,7 @@ class _Scorer:
         known = trainer.stream.known
         names = {i: table.classes[c] for i, c in enumerate(known)}
         names |= {i: f"new-{i - len(known) + 1}" for i in clusters.ids.tolist() if i >= len(known)}
-        place = {cluster: i for i, cluster in enumerate(clusters.ids.tolist())}
-        centres = clusters.centres[[place[cluster] for cluster in clusters.assignment.tolist()]]
+        centres = clusters.centres[np.searchsorted(clusters.ids, clusters.assignment)]
         distance = (self.features.cpu() - centres).norm(dim=1).numpy()
         rows = [
             (table.paths[row], names[cluster], "yes" if cluster < len(known) else "no", f"{gap:.4f}")

@@ -1,8 +1,5 @@
 """The data of continual category discovery: one labelled stage, then unlabelled stages with more and more classes.
 
-    stream = read_stream("birds", "stages.yaml", holdout=0.2)       # birds/<class>/*.jpg
-    stream.train[1]                                                 # rows whose labels only the scorer may read
-
 Supported are the official CIFAR-100 and CUB-200-2011, whose test parts are held out; `<class>/*.jpg`;
 `<domain>/<class>/*.jpg` and manifests, whose domains are ignored, unless they are `train` with `test` or `val`.
 """

@@ -15,6 +15,7 @@ from torch import Tensor
 from patchgen.ccd.data import Stream
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.discovery.assignment import contingency, hits_of
+from patchgen.discovery.kmeans import cluster_sums, nearest
 
 
 class Clusters(NamedTuple):
@@ -26,7 +27,7 @@ class Clusters(NamedTuple):
 
     def predict(self, features: Tensor) -> np.ndarray:
         """Ids (M,) of the nearest centres for other images."""
-        return self.ids[nearest_centre(features, self.centres).numpy()]
+        return self.ids[nearest(features, self.centres)[1].numpy()]
 
 
 def discover(
@@ -48,14 +49,8 @@ def discover(
 
 def class_means(features: Tensor, label: np.ndarray, classes: int) -> Tensor:
     """Mean feature (C, D) of each of the classes 0..C-1."""
-    member = torch.from_numpy(label).to(features.device)
-    sums = features.new_zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, member, features.double())
-    return (sums / member.bincount(minlength=classes).clamp(min=1).unsqueeze(1)).to(features.dtype)
-
-
-def nearest_centre(features: Tensor, centres: Tensor) -> Tensor:
-    """Position (N,) of the nearest of the centres (K, D)."""
-    return torch.cat([torch.cdist(part, centres.to(part)).argmin(1) for part in features.split(4096)])
+    sums, counts = cluster_sums(features, torch.from_numpy(label).to(features.device), classes)
+    return (sums / counts.clamp(min=1).unsqueeze(1)).to(features.dtype)
 
 
 def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: int) -> dict[str, Any]:

@@ -105,7 +105,13 @@ def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
                 with open(os.path.join(folder, name), "rb+") as handle:
                     os.fsync(handle.fileno())
             _sync(Path(folder))
-        _take_place(temporary, target)
+        if not target.exists() or not any(target.iterdir()):
+            os.replace(temporary, target)
+        elif not _exchange(temporary, target):
+            old = temporary_name(target, "old")  # after a kill before the second rename, `clean` restores it
+            os.replace(target, old)
+            os.replace(temporary, target)
+            shutil.rmtree(old, ignore_errors=True)
         _sync(target.parent)
 
 
@@ -132,16 +138,6 @@ def _held_folder(target: Path) -> tuple[Path, int]:
             if lock(descriptor) and temporary.exists():
                 return temporary, descriptor
             os.close(descriptor)
-
-
-def _take_place(new: Path, target: Path) -> None:
-    if not target.exists() or not any(target.iterdir()):
-        os.replace(new, target)
-    elif not _exchange(new, target):
-        old = temporary_name(target, "old")  # after a kill before the second rename, `clean` restores it
-        os.replace(target, old)
-        os.replace(new, target)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -1,15 +1,9 @@
 """Plug-ins: methods, backbones and data sets defined outside the package.
 
-An installed package declares them as entry points; a single file adds them to the tables itself:
-
-    [project.entry-points."patchgen.methods"]       # or .stream_methods, .backbones, .datasets, .tissue
-    center = "my_package.losses:CenterLoss"
-
-    METHODS["center"] = CenterLoss                  # last line of center.py
-    patchgen train photos --unseen studio --method center --plugin center.py
-
-A file is code, so it runs only if the user named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier command
-on this machine, which stored a copy under its digest. A run or model folder only records which plug-ins it needs.
+An installed package declares them as entry points, such as `patchgen.methods`; a single file adds them to the tables
+itself: `METHODS["center"] = CenterLoss`. A file is code, so it runs only if the user named it: with `--plugin`, with
+$PATCHGEN_PLUGINS, or in an earlier command on this machine, which stored a copy under its digest. A run or model folder
+only records which plug-ins it needs.
 """
 
 import hashlib

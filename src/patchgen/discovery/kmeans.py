@@ -48,10 +48,6 @@ class SemiSupervisedKMeans:
     def __init__(
         self, num_clusters: int, inits: int = 10, iterations: int = 200, tolerance: float = 1e-4, seed: int = 1
     ) -> None:
-        counts = (("num_clusters", num_clusters, 1), ("inits", inits, 1), ("iterations", iterations, 1))
-        for name, value, least in (*counts, ("tolerance", tolerance, 0), ("seed", seed, 0)):
-            if not value >= least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
         self.num_clusters, self.inits, self.iterations = num_clusters, inits, iterations
         self.tolerance, self.seed = tolerance, seed
 
@@ -67,14 +63,14 @@ class SemiSupervisedKMeans:
         pinned, of, self.labelled_classes = _labelled(labelled, labels, points)
         known = len(self.labelled_classes)
         missing = self.num_clusters - known  # clusters that no labelled class has
-        if not 0 <= missing <= len(points):
+        if not (known == 0) <= missing <= len(points):
             raise ValueError(
-                f"num_clusters must be from {known}, the number of labelled classes, to {known + len(points)}, with "
-                f"another one for each unlabelled point, not {self.num_clusters}"
+                f"num_clusters must be from {known or 1}, the number of labelled classes, to {known + len(points)}, "
+                f"with another one for each unlabelled point, not {self.num_clusters}"
             )
         shift = points.mean(0, dtype=torch.float64).to(points.dtype)
         x, pinned = points - shift, pinned - shift
-        sums, counts = _sums(pinned, of, known)
+        sums, counts = cluster_sums(pinned, of, known)
         means = sums / counts.unsqueeze(1)
         drawn = (self._draw(x, means, missing, run) for run in range(self.inits if missing else 1))
         runs = [self._descend(x, pinned, of, torch.cat((means, others))) for others in drawn]
@@ -93,8 +89,6 @@ class SemiSupervisedKMeans:
 
     def _centred(self, x: Any) -> tuple[Tensor, Tensor]:
         """Points and centres, both shifted so that the centres are around 0."""
-        if not hasattr(self, "centres"):
-            raise ValueError("there are no clusters yet: call fit(...) first")
         points = check_features(x, "x", self.centres.shape[1]).to(self.centres)
         origin = self.centres.mean(0)
         return points - origin, self.centres - origin
@@ -125,7 +119,7 @@ class SemiSupervisedKMeans:
         for _ in range(self.iterations):
             distance, member = nearest(x, centres.to(x), squares)
             member = _fill_empty(member, distance, of, len(centres))
-            before, (sums, counts) = centres, _sums(together, torch.cat((of, member)), len(centres))
+            before, (sums, counts) = centres, cluster_sums(together, torch.cat((of, member)), len(centres))
             centres = sums / counts.unsqueeze(1)  # no cluster is empty here
             if (centres - before).norm(dim=1).sum() ** 2 <= self.tolerance:
                 break
@@ -184,7 +178,7 @@ def _labelled(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[Tensor, T
     return x, torch.from_numpy(codes).to(x.device), classes
 
 
-def _sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
+def cluster_sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     """Sum (K, D) and number (K,) of each cluster's points, float64."""
     sums = torch.zeros(num_clusters, x.shape[1], dtype=torch.float64, device=x.device)
     rows = max(1, BLOCK // x.shape[1])
