@@ -181,14 +181,6 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
     assert ("LOOKS AT THE UNSEEN" in (run.path / "summary.md").read_text()) == (select == "oracle")
 
 
-@pytest.mark.slow
-def test_training_learns(tiny_settings: Settings, tmp_path: Path) -> None:
-    settings = {**tiny_settings, "tune": "full", "batch_per_domain": 8, "steps": 61, "eval_every": 30}
-    run = train(Config(**settings, augment=False), tmp_path, quiet=True)
-    first, *_, last = run.records("evaluation")
-    assert last["train"]["main"] < 0.7 * first["train"]["main"]
-
-
 def test_a_resumed_run_refuses_a_damaged_state_or_another_backbone_and_restores_its_settings(
     tiny_settings: Settings, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -63,16 +63,6 @@ def test_gradients_are_the_same_and_each_block_runs_twice(kind: str, tune: str) 
         torch.testing.assert_close(again[name], gradient, rtol=0, atol=0)
 
 
-def test_a_pass_without_gradients_runs_once() -> None:
-    backbone = small("vit")
-    recompute_activations(backbone, "lp-ln")
-    set_tuning(backbone, "full")
-    with torch.no_grad():
-        tokens = backbone(torch.zeros(1, 3, 16, 16))
-    assert not tokens.patches.requires_grad
-    torch.testing.assert_close(tokens.patches, small("vit")(torch.zeros(1, 3, 16, 16)).patches)
-
-
 @pytest.mark.parametrize("method", ["patchgen", "mldg"])
 def test_a_run_has_the_same_name_and_numbers(method: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "method": method, "steps": 3, "threads": 1}

@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -106,9 +106,9 @@ class Progress:
         if not self.live and 10 * self.done // self.total > before:
             self.say(word)
 
-    def show(self, values: Mapping[str, float]) -> None:
+    def show(self, loss: float) -> None:
         """The current loss, at the end of the bar; the terms of a method are in the records."""
-        self.bar.update(self.task, note=f"loss {values['main']:.3g}" if "main" in values else "")
+        self.bar.update(self.task, note=f"loss {loss:.3g}")
 
     def say(self, text: str) -> None:
         """A line that stays."""

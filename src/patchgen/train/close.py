@@ -204,10 +204,12 @@ def summarize(run: RunFolder, config: Config, fold: "Fold") -> str:
                                  f"of class {table.classes[positive]!r}, the benchmark's positive one"))  # fmt: skip
     lines += [*(f"- {note}" for note in fold.notes), ""]
     if fold.test:
-        lines += [_table(tests), *_notes(tests)]
-    else:
-        lines += _validated(best(evaluations, config.select, fold.metric))
-    return "\n".join(lines) + "\n"
+        return "\n".join([*lines, _table(tests), *_notes(tests)]) + "\n"
+    last = best(evaluations, config.select, fold.metric)
+    rows = [[name, f"{scores['accuracy']:.4f}", str(scores["images"])] for name, scores in last["validation"].items()]
+    lines.append(f"No domain was left out. Held-out parts of the domains it was trained on, at step {last['step']}:")
+    end = "Do not expect this accuracy at a new domain: `patchgen fit` leaves each out in turn to estimate that."
+    return "\n".join([*lines, "", markdown(["domain", "accuracy", "images"], rows), "", end]) + "\n"
 
 
 def _table(tests: list[dict[str, Any]]) -> str:
@@ -229,38 +231,21 @@ def _notes(tests: list[dict[str, Any]]) -> list[str]:
     notes = []
     for record in tests:
         name = record["checkpoint"]
-        if "covered" in record:
-            covered = record["covered"]
-            notes.append(
-                f"\nWithout {', '.join(covered['without'])}, which no source has, {name}: {covered['accuracy']:.4f}"
-            )
+        if covered := record.get("covered"):
+            without = ", ".join(covered["without"])
+            notes.append(f"\nWithout {without}, which no source has, {name}: {covered['accuracy']:.4f}")
         if "by_name" in record:  # a joint match can assign a known class's output to an unknown class
             shares = ", ".join(f"{group} {value:.4f}" for group, value in record["by_name"].items())
             notes.append(
                 f"\n{name}, by name: {shares} (known classes only by their own output, new ones only by new outputs); "
                 f"{record['all']['taken_for_known']:.1%} of the unknown classes' images were given a known class"
             )
-        if "patients" in record:
-            patients, vote = record["patients"], record["patients"].get("one_label")
-            notes.append(
-                f"\n{name}, by patient: mean accuracy {patients['accuracy']:.4f} over {patients['patients']} patients, "
-                f"worst {patients['worst']:.4f}"
-            )
-            if vote:
+        if patients := record.get("patients"):
+            text = f"mean accuracy {patients['accuracy']:.4f} over {patients['patients']} patients"
+            notes.append(f"\n{name}, by patient: {text}, worst {patients['worst']:.4f}")
+            if vote := patients.get("one_label"):
                 notes[-1] += (
                     f"; of {vote['patients']} patients with one label, {vote['majority']:.4f} are right by the "
                     f"majority of their images and {vote['mean_probability']:.4f} by the mean probability"
                 )
     return notes
-
-
-def _validated(record: dict[str, Any]) -> list[str]:
-    """The result of a run without an unseen domain: its accuracy at the sites it was trained on."""
-    rows = [[name, f"{scores['accuracy']:.4f}", str(scores["images"])] for name, scores in record["validation"].items()]
-    return [
-        f"No domain was left out. Held-out parts of the domains it was trained on, at step {record['step']}:",
-        "",
-        markdown(["domain", "accuracy", "images"], rows),
-        "",
-        "Do not expect this accuracy at a new domain: `patchgen fit` leaves each out in turn to estimate that.",
-    ]

@@ -42,7 +42,7 @@ def fit(trainer: "FoldTrainer") -> None:
                 trainer.swad.update(trainer.predicting())
             bar.advance()
             if bar.live and trainer.values and number % 20 == 0:  # not at every step: it synchronises the device
-                bar.show({name: float(value) for name, value in trainer.values[-1][1].items()})
+                bar.show(float(trainer.values[-1][1].get("main", math.nan)))
             if number % config.eval_every == 0 or number == last:
                 record = trainer.evaluation(number, time.monotonic() - clock)
                 bar.say(progress_line(record))
