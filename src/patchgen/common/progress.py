@@ -58,7 +58,7 @@ def is_first(text: str) -> bool:
 
 
 class Progress:
-    """``with Progress("patchgen, unseen art", steps) as bar: bar.advance(); bar.show({...}); bar.say("...")``"""
+    """``with Progress("patchgen, unseen art", steps) as bar: bar.advance(); bar.show(loss); bar.say("...")``"""
 
     def __init__(self, title: str, total: int, done: int = 0, quiet: bool = False) -> None:
         from rich.console import Console
