@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.ccd import mixture as module
 from patchgen.ccd.mixture import KAPPA, Groups, Prior, SphericalMixture, grow
 
 
@@ -138,15 +137,6 @@ def test_a_component_without_rows_stays_finite() -> None:
     assert torch.equal(fitted.means[3], far[3].float()) and fitted.weights[3] < 1e-6
     assert torch.isfinite(fitted.log_responsibilities(rows)[:, :3]).all()
     assert not (fitted.nearest(rows, 1) == 3).any()
-
-
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, _ = blobs(4, 8, 25, 0.8)
-    whole = SphericalMixture.fit(rows, 4, start=some_rows(rows, 4))
-    monkeypatch.setattr(module, "CHUNK", 8 * 7)  # seven rows at a time
-    parts = SphericalMixture.fit(rows, 4, start=some_rows(rows, 4))
-    np.testing.assert_allclose(parts.history, whole.history, rtol=1e-12)
-    torch.testing.assert_close(parts.log_responsibilities(rows), whole.log_responsibilities(rows))
 
 
 # queries

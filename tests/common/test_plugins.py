@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_in_fresh_processes(tmp_path: Path, image_folder: Path) -> None:
-    """Trained, found again without being told, swept; elsewhere it is missing, and the folder's own code never runs."""
+    """Trained, found again without being told; elsewhere it is missing, and the folder's own code never runs."""
     (tmp_path / "center.py").write_text(EXAMPLE, encoding="utf-8")
 
     def patchgen(words: str, cache: str = "cache") -> subprocess.CompletedProcess[str]:
@@ -54,13 +53,6 @@ def test_in_fresh_processes(tmp_path: Path, image_folder: Path) -> None:
     done = patchgen(f"predict {run} {image}", cache="other")
     assert done.returncode == 2 and "--plugin FILE.py" in done.stderr
     assert patchgen(f"predict {run} {image} --plugin=center.py", cache="other").returncode == 0
-    settings: dict[str, Any] = {"data": str(image_folder), "unseen": "studio", "backbone": "tiny", "image_size": 56}
-    settings |= {"steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4, "grid": {"method": ["center"]}}
-    (tmp_path / "recipe.yaml").write_text(json.dumps(settings))
-    done = patchgen("sweep recipe.yaml --out swept --workers 1 --plugin center.py")
-    assert done.returncode == 0, done.stderr
-    [env] = (tmp_path / "swept").glob("*/env.json")
-    assert json.loads(env.read_text())["plugins"][0]["name"] == "center.py"
 
 
 def test_a_recorded_file_is_found_again_and_elsewhere_it_is_named(

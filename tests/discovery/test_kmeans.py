@@ -203,7 +203,7 @@ def test_points_of_another_width() -> None:
 
 @pytest.mark.parametrize(("classes", "known", "each"), [(9, 6, 60), (20, 10, 30)])
 def test_finds_the_number_of_separated_blobs(classes: int, known: int, each: int) -> None:
-    x, label = blobs(classes, each, dim=classes)
+    x, label = blobs(classes, each, dim=classes, spread=0.2)
     has_label = (label < known) & (torch.arange(len(x)) % 2 == 0)
     names = [f"class {int(i)}" for i in label[has_label]]
     found = estimate_num_classes(x[~has_label], x[has_label], names, at_most=5 * classes)

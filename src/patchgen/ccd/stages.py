@@ -113,8 +113,6 @@ def get_schedule(name: str | Path) -> Schedule:
     if Path(name).suffix.lower() not in (".yaml", ".yml"):
         hint = did_you_mean(str(name), SCHEDULES)
         raise ValueError(f"no schedule is called '{name}'{hint} (known: {', '.join(SCHEDULES)}, or name a .yaml file)")
-    if not Path(name).is_file():
-        raise FileNotFoundError(f"no schedule file '{name}'")
     settings = read_yaml(name)
     try:
         keys = settings.keys() if isinstance(settings, dict) else set()

@@ -8,7 +8,6 @@ only records which plug-ins it needs.
 
 import hashlib
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Iterable
@@ -124,10 +123,8 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
     if version in _loaded:
         return _loaded[version]
     before = {group: dict(table_of(group)) for group in GROUPS}
-    spec = importlib.util.spec_from_file_location(f"patchgen_plugin_{version[:12]}", file)
-    assert spec is not None and spec.loader is not None
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        exec(compile(source, file, "exec"), {"__name__": f"patchgen_plugin_{version[:12]}", "__file__": str(file)})
     except Exception as error:  # anything may be wrong in it
         raise ValueError(f"--plugin {file} fails: {type(error).__name__}: {error}") from error
     provides = set()

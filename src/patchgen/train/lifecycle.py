@@ -33,7 +33,7 @@ from patchgen.train.track import make_tracker
 
 LEFT_OUT = ".leave-one-out"  # the trainings without each source, inside the run; hidden from tables of runs
 NAMED = 4  # images named in an error message; a file next to the records lists all
-StepValues = list[tuple[int, Mapping[str, Tensor]]]  # step and named values, detached: reading them would synchronise
+StepValues = list[tuple[int, Mapping[str, Tensor]]]  # step and named values, copied: reading them would synchronise
 
 
 def train(

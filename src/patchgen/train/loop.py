@@ -94,7 +94,7 @@ class Step:
     def note(self, values: Mapping[str, Tensor]) -> None:
         """Store values for the next record; they are not trained on."""
         if self.values is not None:
-            self.values.append((self.number, {name: value.detach() for name, value in values.items()}))
+            self.values.append((self.number, {name: value.detach().clone() for name, value in values.items()}))
 
     def forget(self) -> None:
         """Reset the optimiser state, for example when the objective changes abruptly."""
