@@ -69,9 +69,3 @@ def test_text_fits_and_keeps_its_end() -> None:
 def test_odd_names_do_not_break_a_sheet() -> None:
     tiles = [Tile(plain(RED), name, "n" * 300) for name in ("", "a\nb", "x\udcff.png", "名前.png", "w" * 300)]
     assert contact_sheet("title " * 60, tiles, columns=12, subtitle="s" * 400).width == WIDTH
-
-
-@pytest.mark.parametrize(("tiles", "columns", "message"), [(0, 4, "at least one"), (1, 0, "columns"), (1, 13, "13")])
-def test_what_cannot_be_drawn(tiles: int, columns: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        contact_sheet("t", [Tile(plain(RED), "x")] * tiles, columns)

@@ -42,21 +42,13 @@ def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Ma
     assert number.runs == (runs["run"].unique()[1],)
 
 
-@pytest.mark.parametrize(
-    ("ours", "other"),
-    [((72.0, 76.5, 80.0), other) for other in
-     ((70, 75, 71), (72, 74, 77), (60, 61, 62), (70.1, 75.2, 79.0), (71, 76, 81))],
-)  # fmt: skip
-def test_the_best_is_marked_by_a_paired_t_test(ours: tuple[float, ...], other: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("other", [(70, 75, 71), (72, 74, 77), (60, 61, 62), (70.1, 75.2, 79.0), (71, 76, 81)], ids=str)
+def test_the_best_is_marked_by_a_paired_t_test(other: tuple[float, ...]) -> None:
+    ours = (72.0, 76.5, 80.0)
     test = ttest_rel(ours, other)
     wanted = bool(test.pvalue < 0.05 and test.statistic > 0)
     assert is_beyond_error(Number(dict(enumerate(ours))), Number(dict(enumerate(other)))) == wanted
-
-
-def test_a_difference_needs_two_common_seeds() -> None:
-    assert not is_beyond_error(Number({1: 90.0}), Number({1: 10.0}))
-    assert not is_beyond_error(Number({1: 90.0, 2: 91.0}), Number({2: 10.0, 3: 11.0}))
-    assert is_beyond_error(Number({1: 90.0, 2: 91.0}), Number({1: 10.0, 2: 11.2}))
+    assert not is_beyond_error(Number({1: 90.0, 2: 91.0}), Number({2: 10.0, 3: 11.0}))  # one common seed
 
 
 def seeds(fold: Make, method: str, *values: float) -> list[Path]:

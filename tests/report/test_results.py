@@ -42,6 +42,10 @@ SUMS = [row("base", "a", 1, 0.5), row("base+e", "a", 1, 0.7), row("ours", "a", 1
     # rows of one method are labelled by their differences
     ([row("ours", "a", 1, 0.5, lr="0.1"), row("ours", "a", 1, 0.6, lr="0.3"), row("base", "a", 1, 0.4, lr="0.1")], {},
      ["| ours, lr 0.1 | 50.0 |", "| ours, lr 0.3 | 60.0 |", "| base | 40.0 |"]),
+    # scores of one fold share a table
+    ([row("ours", "a", 1, 0.6, auroc="0.8"), row("ours", "a", 2, 0.9, auroc="0.9"), row("base", "a", 1, 0.5)],
+     {"scores": ["accuracy", "auroc"]}, ["d, unseen: a", "| ours | 75.0 ± 15.0 | 0.85 ± 0.05 | 2 |",
+                                        "| base | 50.0 | | 1 |"]),
     # the untrained mask stands beside the trained one
     ([TRAINED, row("base", "a", 1, 0.5)], {"scores": ["accuracy", "auroc"]},
      ["| method | accuracy (%) | AUROC | AUROC, untrained | seeds |"]),
@@ -56,22 +60,14 @@ def test_tables_by_hand(rows: list[Row], options: dict[str, Any], lines: list[st
     assert [line for line in lines if line not in text] == []
 
 
-def test_scores_of_one_fold_share_a_table() -> None:
-    rows = [row("ours", "a", 1, 0.6, auroc="0.8"), row("ours", "a", 2, 0.9, auroc="0.9"), row("base", "a", 1, 0.5)]
-    assert table(rows, ["accuracy", "auroc"]).splitlines()[:6] == [
-        "d, unseen: a", "", "| method | accuracy (%) | AUROC | seeds |", "| --- | --- | --- | --- |",
-        "| ours | 75.0 ± 15.0 | 0.85 ± 0.05 | 2 |", "| base | 50.0 | | 1 |",
-    ]  # fmt: skip
-
-
-def test_rows_of_two_setups_do_not_share_a_table() -> None:
-    with pytest.raises(ValueError, match="rows of d have several values of steps, 101, 61; choose with --only"):
-        tables([row("base", "a", 1, 0.5, steps="61"), row("base", "a", 2, 0.6, steps="101")])
-
-
-def test_unknown_baselines_are_refused() -> None:
-    with pytest.raises(ValueError, match="no row is called 'bse'"):
-        tables(ROWS, against=["bse"])
+@pytest.mark.parametrize(("changes", "against", "message"), [
+    ({"steps": "101"}, [], "rows of d have several values of steps, 101, 61; choose with --only"),
+    ({}, ["bse"], "no row is called 'bse'"),
+])  # fmt: skip
+def test_what_cannot_share_a_table(changes: Row, against: list[str], message: str) -> None:
+    rows = [row("base", "a", 1, 0.5, steps="61"), row("base", "a", 2, 0.6, **{"steps": "61"} | changes)]
+    with pytest.raises(ValueError, match=message):
+        tables(rows, against=against)
 
 
 def test_runs_are_collected_once_and_outlive_their_folders(tiny_run: Callable[..., Any], tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_a_stream_has_no_unseen_domain(tmp_path: Path) -> None:
 def test_empty_and_missing_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path)]) == 0 and "no runs" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "none")]) == 2
+    assert main(["runs", "clean", str(tmp_path)]) == 2 and "--failed, --unfinished" in capsys.readouterr().err
 
 
 def test_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,10 +104,6 @@ def test_a_running_run_is_never_removed(five: list[Job]) -> None:
     with five[3].folder.locked():
         assert not remove(five[3].folder.path)
     assert there(five) == [True] * 5
-
-
-def test_clean_needs_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", "clean", str(tmp_path)]) == 2 and "--failed, --unfinished" in capsys.readouterr().err
 
 
 def test_hidden_folders_and_other_files_are_ignored(five: list[Job], tmp_path: Path) -> None:

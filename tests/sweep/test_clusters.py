@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,24 +14,18 @@ from patchgen.sweep.launch import Watch, launch
 NoOps = Callable[[int], list[Job]]
 
 
-@pytest.fixture
-def ray() -> None:
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
-
-
-@pytest.fixture
-def submitit() -> None:
-    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+needs_ray = pytest.mark.skipif(not find_spec("ray"), reason="the extra `ray` is not installed")
+needs_submitit = pytest.mark.skipif(not find_spec("submitit"), reason="the extra `slurm` is not installed")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray")
+@needs_ray
 def test_more_threads_than_there_are_cpus_are_refused() -> None:
     with pytest.raises(ValueError, match="--threads 5 CPUs and it has 2"):
         RayLauncher(threads=5, retries=0, cpus=2)
 
 
-@pytest.mark.usefixtures("submitit")
+@needs_submitit
 @pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=pytest.mark.slow)])
 def test_all_are_done_in_one_array(cluster: str, no_ops: NoOps, tmp_path: Path) -> None:
     jobs = no_ops(3)
@@ -39,7 +34,7 @@ def test_all_are_done_in_one_array(cluster: str, no_ops: NoOps, tmp_path: Path) 
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
 
 
-@pytest.mark.usefixtures("submitit")
+@needs_submitit
 def test_close_cancels_open_tasks(no_ops: NoOps, tmp_path: Path) -> None:
     engine = SlurmLauncher(tmp_path, 1, cluster="debug")
     handles = engine.submit(no_ops(2))
@@ -47,7 +42,7 @@ def test_close_cancels_open_tasks(no_ops: NoOps, tmp_path: Path) -> None:
     assert all(handle.cancelled for handle in handles)
 
 
-@pytest.mark.usefixtures("submitit")
+@needs_submitit
 def test_a_task_that_times_out_is_requeued(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "1")
     [job] = no_ops(1)
@@ -57,7 +52,7 @@ def test_a_task_that_times_out_is_requeued(no_ops: NoOps, monkeypatch: pytest.Mo
     assert "SLURM_NTASKS" not in os.environ  # a task is no rank of a distributed job
 
 
-@pytest.mark.usefixtures("submitit")
+@needs_submitit
 def test_without_slurm_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="finds no srun here"):

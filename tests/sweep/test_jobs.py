@@ -54,14 +54,6 @@ def test_wrong_settings_are_reported_before_anything_starts(
         plan([read_recipe(path)], tmp_path)
 
 
-def test_a_run_may_leave_no_domain_out(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    path = tiny_recipe("grid: {seed: [1]}")
-    path.write_text(path.read_text().replace("unseen: studio", "unseen: none"))
-    [job] = plan([read_recipe(path)], tmp_path)
-    assert isinstance(job.config, Config) and job.config.unseen == "none" and perform(job) == "done"
-    assert job.folder.records("test") == []
-
-
 def test_weights_of_one_name_in_two_folders_are_two_runs(tiny_recipe: Recipe, tmp_path: Path) -> None:
     files = [tmp_path / name / "model.safetensors" for name in ("w1", "w2")]
     for file in files:

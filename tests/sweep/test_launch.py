@@ -17,23 +17,18 @@ from patchgen.sweep.launch import LauncherLost, Watch, WorkerLost, launch
 NoOps = Callable[[int], list[Job]]
 
 
-class InProcess:
+class InProcess(launch_module.InProcess):
     """An engine of threads; `asked` has every job that it was given."""
 
-    pause = 0.01
-
     def __init__(self, slots: int = 2, do: Callable[[Job], Outcome] = perform) -> None:
-        self.slots, self.do, self.asked, self.most = slots, do, list[Job](), 0
+        self.slots, self.pause, self.do, self.asked, self.most = slots, 0.01, do, list[Job](), 0
         self.pool = ThreadPoolExecutor(slots)
         self.closed = False
 
-    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+    def submit(self, jobs: Sequence[Any]) -> list[Future[Outcome]]:
         self.asked += jobs
         self.most = max(self.most, self.pool._work_queue.qsize() + len(jobs))
         return [self.pool.submit(self.do, job) for job in jobs]
-
-    def outcome(self, handle: Future[Outcome]) -> Outcome:
-        return handle.result()
 
     def close(self) -> None:
         self.closed = True

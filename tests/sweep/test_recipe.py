@@ -106,10 +106,8 @@ def test_environment_variables_are_expanded(write_recipe: Write, monkeypatch: py
         ("data: a\ngird: {}\nrows: [{name: A}]", "unknown setting 'gird'; did you mean 'grid'"),
         ("data: a\ngrid: {sede: [1]}", "grid: unknown setting 'sede'; did you mean 'seed'"),
         ("data: a\ngrid: {seed: 1}", r"grid: seed must be a list with a value in it, such as \[1\]"),
-        ("data: a\ngrid: {seed: []}", "grid: seed must be a list"),
         ("data: a\ngrid: [1]", "`grid` must hold"),
         ("data: a\nrows: [{method: lp}]", "each with a name"),
-        ("data: a\nrows: []", "each with a name"),
         ("data: a\nrows: [{name: 1.1}]", "name must be text .in quotes. .*, not 1.1"),
         ("data: a\nrows: [{name: A}, {name: A}]", "that no other row has, not 'A'"),
         ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
@@ -121,7 +119,6 @@ def test_environment_variables_are_expanded(write_recipe: Write, monkeypatch: py
         ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
         ("random: {lr: [1.0e-5, 1.0e-3]}", "random search needs both"),
         ("random: {lr: [1.0e-3, 1.0e-5]}\ntrials: 2", r"lr must be \[low, high\] or"),
-        ("random: {dropout: [0.0, 0.5, log]}\ntrials: 2", "dropout must be"),
         ("random: {steps: [5, 10]}\ntrials: 2", "'steps' is none of lr, "),
         ("lr: 0.1\nrandom: {lr: [1.0e-5, 1.0e-3]}\ntrials: 2", "lr is drawn at random and also given"),
         ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
@@ -154,10 +151,8 @@ def header(recipe: Path) -> str:
 
 
 def test_names_are_unique_over_the_folders() -> None:
-    assert len({path.name for path in RECIPES}) == len(RECIPES) and {p.parent.name for p in RECIPES} == {
-        "paper",
-        "small",
-    }
+    assert len({path.name for path in RECIPES}) == len(RECIPES)
+    assert {path.parent.name for path in RECIPES} == {"paper", "small"}
     assert find_recipe("mdg") == find_recipe("configs/mdg.yaml") == ROOT / "configs" / "paper" / "mdg.yaml"
 
 
