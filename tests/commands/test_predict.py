@@ -17,8 +17,7 @@ from patchgen.commands import predict
 from patchgen.commands.options import find_images
 from patchgen.predict.predictor import Predictor, load_run
 from patchgen.report.explained import output_names
-from patchgen.runs.folder import RunFolder
-from patchgen.sweep.jobs import UnitFolder
+from patchgen.runs.folder import RunFolder, WorkFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -185,7 +184,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(
     monkeypatch.setattr(predict, "_digest", lambda *_: "0123456789ab")
     work = tmp_path / ".a.csv.0123456789ab.parts"
     work.mkdir()
-    with UnitFolder(work, tmp_path / "a.csv").locked():
+    with WorkFolder(work, tmp_path / "a.csv").locked():
         assert main(["predict", run, str(image_folder), "--csv", str(tmp_path / "a.csv")]) == 2
         assert "by another process" in capsys.readouterr().err
 

@@ -9,10 +9,9 @@ from scipy.stats import ttest_rel
 
 from patchgen.cli import main
 from patchgen.report.ablation import ROWS, ablation_grids, ablation_row, sensitivity_grids
-from patchgen.report.render import to_latex, to_markdown, to_terminal
 from patchgen.report.table import Column, Grid, Line, Number, best_runs, gather, is_beyond_error
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
-from patchgen.report.write import RECIPES, absent, make_grids, render_page
+from patchgen.report.write import RECIPES, absent, make_grids, render_page, to_latex, to_markdown, to_terminal
 from patchgen.runs.scores import read_runs
 
 Make = Callable[..., Path]

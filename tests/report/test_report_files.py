@@ -12,9 +12,8 @@ from PIL import Image
 from patchgen.draw import plots
 from patchgen.report.charts import gains
 from patchgen.report.reference import find
-from patchgen.report.render import escape
 from patchgen.report.tables import stream_grids
-from patchgen.report.write import write_report
+from patchgen.report.write import escape, write_report
 from patchgen.runs.scores import read_runs
 
 COMMANDS = {

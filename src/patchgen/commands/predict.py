@@ -142,7 +142,7 @@ def _write_file(
 ) -> "list[Unreadable]":
     """Predict the missing parts, write the file, and return the unreadable images."""
     from patchgen.predict.predictor import Unreadable, identity
-    from patchgen.sweep.jobs import UnitFolder
+    from patchgen.runs.folder import WorkFolder
 
     target, head = Path(os.path.realpath(file)), _format(arguments, predictor).head
     size = max(1, PART // arguments.batch) * arguments.batch
@@ -152,7 +152,7 @@ def _write_file(
         raise ValueError(f"{work} is a link, and predictions would be written through it; remove it")
     work.mkdir(exist_ok=True)
     refuse_links(work)
-    with UnitFolder(work, target).locked():
+    with WorkFolder(work, target).locked():
         _remove_others(work, target)
         units = list(_parts(arguments, predictor, paths, work, size))
         if arguments.alone:
@@ -187,11 +187,11 @@ def _digest(model: str, paths: Sequence[Path]) -> str:
 
 def _remove_others(work: Path, target: Path) -> None:
     """Remove parts of this target that belong to another model or other images, and to no running process."""
-    from patchgen.sweep.jobs import UnitFolder
+    from patchgen.runs.folder import WorkFolder
 
     name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
     for path in target.parent.iterdir():
-        if name.fullmatch(path.name) and path != work and path.is_dir() and not UnitFolder(path, target).busy:
+        if name.fullmatch(path.name) and path != work and path.is_dir() and not WorkFolder(path, target).busy:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -27,8 +27,7 @@ def report(
     """
     if not runs:
         raise ValueError("RUNS is missing; give the folder that holds the runs, such as runs")
-    from patchgen.report.render import BEST, to_terminal
-    from patchgen.report.write import write_report
+    from patchgen.report.write import BEST, to_terminal, write_report
 
     made = write_report([Path(folder) for folder in runs], Path(out), part)
     if not quiet:

@@ -1,9 +1,5 @@
-"""Contact sheets: many small images, each with its selection map, a name and a note, on one picture.
+"""Contact sheets: many small images, each with its selection map, a name and a note, on one picture."""
 
-Masks use the same fixed colour scale as elsewhere, 0 to 1.
-"""
-
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,8 +71,9 @@ def fit_text(text: str, font: Font, width: float) -> str:
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
     if font.getlength(line) <= width:
         return line
-    ends = range(1, len(line) + 1)  # possible starts of the part that is kept
-    return "…" + line[1 + bisect_left(ends, True, key=lambda start: font.getlength("…" + line[start:]) <= width) :]
+    while line and font.getlength("…" + line) > width:
+        line = line[1:]
+    return "…" + line
 
 
 def _header(sheet: Image.Image, title: str, subtitle: str, with_masks: bool) -> None:

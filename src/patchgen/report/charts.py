@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, percent_axis, plain, side_legend
-from patchgen.report.table import Grid, Line
+from patchgen.report.table import Entry, Grid, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,8 @@ def draw(grid: Grid) -> Drawn | None:
         "ablation": (trend, "Ablation"),
         "sensitivity": (sensitivity, "Sensitivity to the loss weights"),
     }
-    make, words = kinds.get(grid.kind, (lambda grid: None, ""))
-    figure = make(grid) if grid.numbers else None
+    make, words = kinds.get(grid.kind, (None, ""))
+    figure = make(grid) if make and grid.numbers else None
     if figure is None:
         return None
     rows: list[Row] = [
@@ -44,12 +44,10 @@ def draw(grid: Grid) -> Drawn | None:
 
 def point_of(line: Line, index: int | None) -> Point | None:
     """Value and error of a cell, ours or the paper's."""
-    if index is None:
-        return None
-    number, paper = line.entries[index].number, line.entries[index].paper
-    if number is not None:
-        return number.mean, number.error or 0.0
-    return (paper.value, paper.error or 0.0) if paper is not None else None
+    entry = Entry() if index is None else line.entries[index]
+    if entry.number:
+        return entry.number.mean, entry.number.error or 0.0
+    return (entry.paper.value, entry.paper.error or 0.0) if entry.paper else None
 
 
 def error_bars(axes: "Axes", at: Sequence[float], points: Sequence[Point | None], **style: Any) -> None:
@@ -153,6 +151,16 @@ def _gain_panel(axes: "Axes", grid: Grid) -> None:
 # Ablation and sensitivity
 
 
+def series(axes: "Axes", at: Sequence[float], grid: Grid, lines: Sequence[Line], indices: Sequence[int]) -> None:
+    """One series per column over some lines, SWAD dashed and the paper's grey."""
+    for number, i in enumerate(indices):
+        column, points = grid.columns[i], [point_of(line, i) for line in lines]
+        if any(points):
+            error_bars(axes, at, points, marker=MARKERS[number % len(MARKERS)], label=column.title,
+                       linestyle=DASHES[column.checkpoint == "swad"],
+                       color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
+
+
 def trend(grid: Grid) -> "Figure":
     """The average as parts are added, ours and the paper's; and the gain of 3.5 over 1.1 by data set."""
     ours = [i for i, column in enumerate(grid.columns) if not column.paper]
@@ -160,11 +168,7 @@ def trend(grid: Grid) -> "Figure":
     shown += [i for i, column in enumerate(grid.columns) if column.heading == "paper, average"]
     figure = new_figure(10.6, 4.0)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    for number, i in enumerate(shown):
-        column = grid.columns[i]
-        error_bars(left, range(len(grid.lines)), [point_of(line, i) for line in grid.lines], marker=MARKERS[number],
-                   linestyle=DASHES[column.checkpoint == "swad"], color=GREY if column.paper else PALETTE[number],
-                   label=f"{'paper' if column.paper else column.heading}, {column.group}")  # fmt: skip
+    series(left, range(len(grid.lines)), grid, grid.lines, shown)
     left.set(xticks=range(len(grid.lines)), xlabel="row", ylabel="accuracy (%)", title="as parts are added")
     left.set_xticklabels([line.label.split()[0] for line in grid.lines])
     left.legend(frameon=False, fontsize=8)
@@ -182,7 +186,7 @@ def trend(grid: Grid) -> "Figure":
 
 
 def sensitivity(grid: Grid) -> "Figure | None":
-    """One panel per varied weight: accuracy over its values, one line per fold, SWAD dashed."""
+    """One panel per varied weight: accuracy over its values."""
     blocks = [b for b in dict.fromkeys(line.block for line in grid.lines) if b.startswith("sensitivity to")]
     if not blocks:
         return None
@@ -193,12 +197,7 @@ def sensitivity(grid: Grid) -> "Figure | None":
         lines = [line for line in grid.lines if line.block == block]
         values = [re.search(rf"{name} ([\d.e+-]+)", line.label) for line in lines]
         at = [float(value[1]) if value else 0.25 for value in values]  # tau's default is not written
-        for number, column in enumerate(grid.columns):
-            points = [point_of(line, number) for line in lines]
-            if any(points):
-                error_bars(axes, at, points, label=column.title,
-                           linestyle=DASHES[column.checkpoint == "swad"], marker=MARKERS[number % len(MARKERS)],
-                           color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
+        series(axes, at, grid, lines, range(len(grid.columns)))
         axes.set(xlabel=name, xscale="linear" if name == "tau" else "log")
         plain(axes)
     panels[0].set_ylabel("accuracy (%)")

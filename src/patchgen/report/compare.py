@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from patchgen.fit.expect import LEVEL, reach
-from patchgen.report.render import plain_markdown
 from patchgen.report.table import Column, Grid, Line, fill, unequal_terms
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import FACTS, METRICS, PARTS, SCORE, read_runs
@@ -82,24 +81,24 @@ def comparison(
 
     main = accuracies("selected", "all")
     parts = [
-        backbone_line(scores), f"Accuracy, selected checkpoint, on {PARTS['all']} (%)", plain_markdown(main),
+        backbone_line(scores), f"Accuracy, selected checkpoint, on {PARTS['all']} (%)", main.markdown(),
         "\n".join(filter(None, [main.error_note(), *unequal_terms(methods)])),
         "\n".join(verdict(scores, methods, domains)),
     ]  # fmt: skip
     if details:
         for checkpoint, part in [("selected", "in"), *(("swad", part) for part in PARTS if swad)]:
             title = f"Accuracy, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)"
-            parts += [title, plain_markdown(accuracies(checkpoint, part))]
+            parts += [title, accuracies(checkpoint, part).markdown()]
         columns = [Column(domain, {data: [domain]}, "validation") for domain in domains]
         columns += [
             Column(f"mask {kind}".replace("_", " "), {data: [domain]}, f"mask: {kind}", group=domain, scale=1, digits=2)
             for domain in domains for kind in SPREADS if f"mask: {kind}" in recorded
         ]  # fmt: skip
         parts.append("Source validation accuracy (%), by which checkpoints and learning rates are chosen, and masks")
-        parts.append(plain_markdown(table(columns)))
+        parts.append(table(columns).markdown())
         if columns := [Column(text, {data: domains}, name) for name, text in METRICS.items() if name in recorded]:
             parts.append("Other scores (%), selected checkpoint, mean over the whole unseen domains")
-            parts.append(plain_markdown(table(columns)))
+            parts.append(table(columns).markdown())
     known = scores[scores["metric"] == "mask: iou"]  # where the predictive patches are known
     if not known.empty:
         folds = {data: [domain for domain in domains if domain in set(known["unseen"])]}
@@ -107,7 +106,7 @@ def comparison(
                    if text != "untrained" or f"mask: {name}" in recorded]  # fmt: skip
         columns += [Column(text, folds, metric) for metric, text in MASKS.items()]
         masked = table(columns, names=[method for method in methods if method in set(known["method"])])
-        parts += ["Masks against the known predictive patches, on the unseen images", plain_markdown(masked)]
+        parts += ["Masks against the known predictive patches, on the unseen images", masked.markdown()]
     return "\n\n".join(filter(None, parts))
 
 

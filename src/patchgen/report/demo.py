@@ -1,21 +1,25 @@
 """The page of `patchgen demo`: scores, curves, and images of the unseen domain with their masks."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from patchgen.common.text import number_text
 from patchgen.common.untrusted import read_json
+from patchgen.data.oracle import true_masks
+from patchgen.data.table import read_table
+from patchgen.draw.overlay import original
 from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, percent_axis, plain
+from patchgen.draw.sheet import side_by_side
+from patchgen.methods import make_method
+from patchgen.methods.build import build_model
 from patchgen.pages.page import Cell, Picture, data_address, render
+from patchgen.predict.predictor import Prediction, Predictor, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import score_record, selected_evaluation, source_validation
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from patchgen.predict.predictor import Prediction, Predictor
 
 MASKED = "patchgen"  # whose masks the page shows
 SHOWN = 9  # images on the page
@@ -120,14 +124,6 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
 
 def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     """Unseen images, evenly over the classes, with the prediction of each method."""
-    from PIL import Image
-
-    from patchgen.data.oracle import true_masks
-    from patchgen.data.table import read_table
-    from patchgen.draw.overlay import original
-    from patchgen.draw.sheet import side_by_side
-    from patchgen.predict.predictor import load_run
-
     config = runs[MASKED].config
     table = read_table(config.data)
     rows = table.rows_of(config.unseen)
@@ -152,18 +148,12 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     return made
 
 
-def _predictions(predictor: "Predictor", paths: "Sequence[Path]") -> "list[Prediction]":
-    from patchgen.predict.predictor import Prediction
-
+def _predictions(predictor: Predictor, paths: "Sequence[Path]") -> "list[Prediction]":
     return [answer for answer in predictor.predict(paths) if isinstance(answer, Prediction)]
 
 
-def _untrained(run: RunFolder, trained: "Predictor") -> "Predictor":
+def _untrained(run: RunFolder, trained: Predictor) -> Predictor:
     """The same model before its first step: its weights follow from the seed."""
-    from patchgen.methods import make_method
-    from patchgen.methods.build import build_model
-    from patchgen.predict.predictor import Predictor
-
     recorded = read_json(run.path / "env.json")["backbone"]
     model = build_model(run.config, make_method(run.config), len(trained.classes), recorded=recorded)
     return Predictor(model, trained.classes, run.config)

@@ -1,24 +1,18 @@
-"""Runs as rows of one small CSV file, which outlives the run folders, and tables made from it.
-
-A row is a finished run: data, unseen domain, method, seed, the settings that tables compare, scores, and the run's
-name, which is the hash of all its settings.
-"""
+"""Finished runs as rows of one small CSV file, which outlives the run folders, and tables made from it."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from patchgen.common.files import refuse_pipe, write_csv
 from patchgen.common.text import csv_cell, markdown
 from patchgen.config import Config
-from patchgen.report.render import plain_markdown
 from patchgen.report.table import Column, Entry, Grid, Line, Number, fill, unequal_terms
 from patchgen.runs.scores import backbone_name, read_runs
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
@@ -105,12 +99,8 @@ def _finished(folders: Sequence[Path]) -> Iterator[Row]:
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
     """Markdown tables, one for each score: methods down, data sets and folds across; of one fold, scores across.
 
-    Args:
-        rows: Those of one data set must have one backbone, image size and number of steps.
-        against: Methods whose paired differences, over equal data, fold and seed, are added below the accuracies.
+    Below them are the differences to the methods `against`, paired over equal data, fold and seed.
     """
-    import pandas as pd
-
     wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
     for data, of_data in wide.groupby("data", sort=False):
         for name in SETUP:
@@ -132,10 +122,9 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
         grids = [
             _fold_grid(numbers[numbers["metric"] == score], score) for score in shown if score in set(numbers["metric"])
         ]
-    parts = [f"{grid.title}\n\n{plain_markdown(grid)}" for grid in grids]
-    if grids:
-        parts.append("\n".join(filter(None, [grids[0].error_note(), *unequal_terms(numbers["method"].unique())])))
-    parts += [_paired(numbers, base) for base in against]
+    parts = [f"{grid.title}\n\n{grid.markdown()}" for grid in grids]
+    notes = [*(grid.error_note() for grid in grids[:1]), *unequal_terms(numbers["method"].unique())]
+    parts += ["\n".join(filter(None, notes)), *(_paired(numbers, base) for base in against)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -152,7 +141,7 @@ def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Colum
     return Column(heading or short, folds, score, scale=100 if percent else 1, digits=1 if percent else 2)
 
 
-def _fold_grid(numbers: "pd.DataFrame", score: str) -> Grid:
+def _fold_grid(numbers: pd.DataFrame, score: str) -> Grid:
     """Methods down, data sets and folds across, and the mean over the folds."""
     folds: dict[str, list[str]] = {str(data): list(of_data["unseen"].unique())
                                    for data, of_data in numbers.groupby("data", sort=False)}  # fmt: skip
@@ -163,7 +152,7 @@ def _fold_grid(numbers: "pd.DataFrame", score: str) -> Grid:
     return _grid(RECORDED[score][1], numbers, columns)
 
 
-def _grid(title: str, numbers: "pd.DataFrame", columns: Sequence[Column]) -> Grid:
+def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
     """A line per method, with the number of its seeds in the last column."""
     lines = []
     for method, of_method in numbers.groupby("method", sort=False):
@@ -172,7 +161,7 @@ def _grid(title: str, numbers: "pd.DataFrame", columns: Sequence[Column]) -> Gri
     return Grid("", title, "", (*columns, Column("seeds", {})), tuple(lines), asked_seeds=1)
 
 
-def _paired(numbers: "pd.DataFrame", base: str) -> str:
+def _paired(numbers: pd.DataFrame, base: str) -> str:
     """Mean differences of accuracy to one method, or to its sum with the same terms, over equal data, fold and seed."""
     accuracies = numbers[numbers["metric"] == "accuracy"].set_index(["data", "unseen", "seed"])
     values = {str(method): 100 * rows["value"] for method, rows in accuracies.groupby("method", sort=False)}

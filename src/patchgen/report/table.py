@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from patchgen.common.text import name_key, plus_minus
+from patchgen.common.text import markdown, name_key, plus_minus
 from patchgen.report.reference import Row
 
 SPLITS = {
@@ -179,6 +179,26 @@ class Grid:
         """The commands that fill missing cells, numbered from 1."""
         commands = dict.fromkeys(entry.command for line in self.lines for entry in line.entries if entry.missing)
         return {command: number for number, command in enumerate(commands, 1)}
+
+    @property
+    def head(self) -> list[str]:
+        return [self.first, *(column.title for column in self.columns)]
+
+    def cells(
+        self, line: Line, best: str = "{}", paper: str = "{}", missing: str = "", escape: Callable[[str], str] = str
+    ) -> list[str]:
+        """A line's texts: ours, or the number of a missing number's command, and the paper's; `{}` is their place."""
+        texts = []
+        for column, entry in zip(self.columns, line.entries, strict=True):
+            mark = missing or f"[{self.commands.get(entry.command)}]"
+            ours = escape(mark if entry.missing else self.text(column, entry))
+            ours = best.format(ours) if entry in self.best else ours
+            texts.append(" ".join(filter(None, (ours, paper.format(escape(entry.paper_text)) if entry.paper else ""))))
+        return texts
+
+    def markdown(self) -> str:
+        """Our numbers alone, without title and notes."""
+        return markdown(self.head, [[line.label, *self.cells(line)] for line in self.lines])
 
 
 def is_beyond_error(higher: Number, lower: Number) -> bool:

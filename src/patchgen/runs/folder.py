@@ -48,16 +48,16 @@ class RunBusy(ValueError):
 
 
 class WorkFolder:
-    """A folder in which one process works at a time; subclasses define `done`."""
+    """A folder in which one process works at a time, until `mark` exists."""
 
-    verb = "trained"  # for messages
+    verb = "worked on"  # for messages
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, mark: Path) -> None:
+        self.path, self.mark = Path(path), mark
 
     @property
     def done(self) -> bool:
-        raise NotImplementedError
+        return self.mark.exists()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -86,8 +86,10 @@ class WorkFolder:
 class RunFolder(WorkFolder):
     """A run on disk: its settings, records and checkpoints, and whether it is done."""
 
+    verb = "trained"
+
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+        super().__init__(path, Path(path) / "done")
         self.records_file = self.path / "records.jsonl"
         self.data = ""
         self.listeners: list[Callable[[RunFolder], object]] = []  # called after each record
@@ -137,10 +139,6 @@ class RunFolder(WorkFolder):
         if not isinstance(settings, Config):
             raise ValueError(f"{self.path} is a run of task ccd, a stream of stages; this needs a run of task mdg")
         return settings
-
-    @property
-    def done(self) -> bool:
-        return (self.path / "done").exists()
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{name}.safetensors"
@@ -223,7 +221,7 @@ class RunFolder(WorkFolder):
 
     def _finished_with(self) -> int | None:
         """The checksum of the records in `done`; None if an older version wrote it."""
-        words = (self.path / "done").read_bytes().split()
+        words = self.mark.read_bytes().split()
         return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
 
     # Files
@@ -270,7 +268,7 @@ class RunFolder(WorkFolder):
         write_text(self.path / "summary.md", summary)
         (self.path / "diverged.json").unlink(missing_ok=True)  # of an earlier attempt
         now, crc = time.strftime("%Y-%m-%dT%H:%M:%S%z"), self.records_mark()["records_crc32"]
-        write_text(self.path / "done", f"{now}\nrecords {crc}\n")
+        write_text(self.mark, f"{now}\nrecords {crc}\n")
         self._drop_state()
 
     def _drop_state(self) -> None:

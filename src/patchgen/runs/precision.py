@@ -1,7 +1,6 @@
 """Resolve `--precision auto`: bfloat16 if the device computes it natively, otherwise float32.
 
-It affects results, so it is resolved before a run is named. A run keeps the precision that it was started with: if
-`auto` finds a run of these settings in the other precision, it resumes that one, also on another machine.
+It affects results, so it is resolved before a run is named; a run started in the other precision is resumed in that.
 """
 
 from collections.abc import Sequence

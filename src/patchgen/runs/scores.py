@@ -1,11 +1,8 @@
 """One tidy frame of the scores of runs, with their provenance; and the rules by which a run's checkpoint is selected.
 
-    scores, skipped = read_runs(["runs"])     # any depth; broken and unfinished folders are in `skipped`, with a reason
-
 A row is one number of one run (`FACTS` and `SCORE` name the columns). Runs with the same `setup` share a table: all
-settings that affect results except those that tables compare (method, data, unseen domain, seed) and those chosen on
-source validation (learning rates, loss weights of the grid, hyper-parameters). Two data sets with the same name do not:
-the second is called `name (2)`.
+settings that affect results except those that tables compare and those chosen on source validation. Two data sets with
+the same name do not: the second is called `name (2)`.
 """
 
 import csv
@@ -19,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from patchgen.common.text import first_line
 from patchgen.common.untrusted import read_json
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
@@ -256,8 +254,7 @@ def _read_run(run: RunFolder) -> tuple[Facts, list[Score]] | str:
                  str(getattr(config, config.selection_rule)), validation)  # fmt: skip
         return dict(zip(FACTS, facts, strict=True)), scores
     except (*UNREADABLE, csv.Error) as error:
-        text = str(error).strip().splitlines()[0][:500] if str(error).strip() else "records are missing"
-        return f"broken: {type(error).__name__}: {text}"
+        return f"broken: {first_line(error)}"
 
 
 def _fold_scores(run: RunFolder, config: Any, records: Sequence[dict[str, Any]]) -> tuple[list[Score], float]:
@@ -309,10 +306,9 @@ def _image_list(content: bytes) -> tuple[tuple[str, ...], str]:
 
 
 def _name_apart(runs: Sequence[Facts]) -> None:
-    """Number data sets of one name from the second on, and note where each is.
+    """Number data sets of one name from the second on, by path, and note where each is.
 
-    The fingerprint in a run folder tells data sets apart, in folders of earlier versions the rows alone: the same rows
-    at two paths are a data set that was moved. The first data set is that whose path comes first alphabetically.
+    The fingerprint tells data sets apart, in folders of earlier versions the rows alone.
     """
     ordered = sorted(runs, key=lambda run: (run["config"].data, str(run["path"])))
     known = {(run["data"], run["rows"]): run["fingerprint"] for run in reversed(ordered) if run["fingerprint"]}

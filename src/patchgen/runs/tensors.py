@@ -71,9 +71,6 @@ def save_predictions(run: Path, checkpoint: str, predictions: Predictions, class
 def read_predictions(run: Path, checkpoint: str = "selected") -> Predictions | None:
     """The predictions that a finished run saved for its unseen domain; without loading the model or an image.
 
-        scores = read_predictions(RunFolder.open("runs/4f2a9c01b7de").path)
-        right = scores.probabilities.argmax(1) == scores.label
-
     None if there are none: no domain was left out, an earlier version trained the run, or the file is damaged.
     """
     try:

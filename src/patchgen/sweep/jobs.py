@@ -92,18 +92,6 @@ class Needs:
     accelerator: str = "auto"
 
 
-class UnitFolder(WorkFolder):
-    verb = "worked on"
-
-    def __init__(self, path: Path, result: Path) -> None:
-        super().__init__(path)
-        self.result = result
-
-    @property
-    def done(self) -> bool:
-        return self.result.exists()
-
-
 @dataclass(frozen=True)
 class Unit:
     """One call of a function of this package, with the arguments and with `folder`, the claim, for partial results.
@@ -128,8 +116,8 @@ class Unit:
         return str(self.claim)
 
     @property
-    def folder(self) -> UnitFolder:
-        return UnitFolder(self.claim, self.result)
+    def folder(self) -> WorkFolder:
+        return WorkFolder(self.claim, self.result)
 
     @property
     def progress(self) -> int:
