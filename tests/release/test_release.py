@@ -29,7 +29,7 @@ STREAM = (
     "--task ccd --schedule stages.yaml --holdout 0.3 --tune layernorm --epochs 3 --warm-up 1 --refit-every 1 --batch 8 "
     "--val-every 1 --projection-hidden 16 --projection-bottleneck 8 --projection-out 16 --inits 2"
 )
-EVERYWHERE = "--backbone tiny --image-size 56 --accelerator cpu --threads 1 --no-cache"
+EVERYWHERE = "--backbone tiny --image-size 56 --accelerator cpu --threads 1 --no-cache --precision 32-true"
 STAGES = "groups: [0.5, 0.25, 0.25]\nratios: [[0.6, 0.5, 1.0], [0.6, 1.0], [1.0]]\n"
 RATES = "--lr-module None"  # the small preset of that release had no rate of its own for the module
 RUNS = {
