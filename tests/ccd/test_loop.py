@@ -18,8 +18,8 @@ from patchgen.ccd.loop import StreamTrainer
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.settings import StreamConfig
+from patchgen.common import machine
 from patchgen.data.table import Table
-from patchgen.runs import precision
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
@@ -169,7 +169,7 @@ def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any
 def test_parts_and_half_precision_follow_the_whole_run(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "native_bf16", lambda: True)
+    monkeypatch.setattr(machine, "native_bf16", lambda: True)
     settings = {**settings, "warm_up": 0, "epochs": 1}
     more: dict[str, dict[str, Any]] = {"whole": {}, "parts": {"micro_batch": 5}, "half": {"precision": "auto"}}
     runs = {name: train(StreamConfig(**settings, **given), tmp_path / name, quiet=True) for name, given in more.items()}

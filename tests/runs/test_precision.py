@@ -9,13 +9,12 @@ import torch
 
 from patchgen.common import machine
 from patchgen.config import Config
-from patchgen.runs import precision
-from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.folder import RunFolder, choose_precision, run_name, with_precision
 from patchgen.train.lifecycle import train
 
 
 def native(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
-    monkeypatch.setattr(precision, "native_bf16", lambda: wanted)
+    monkeypatch.setattr(machine, "native_bf16", lambda: wanted)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +38,18 @@ def test_the_device_decides_and_the_run_is_named_by_the_precision(
 ) -> None:
     native(monkeypatch, has)
     config = Config("data", "sketch", precision="auto", accelerator="cpu")
-    found = precision.with_precision(config, tmp_path, "rows")
+    found = with_precision(config, tmp_path, "rows")
     assert found == replace(config, precision=expected)
     assert run_name(found, "rows") == run_name(replace(config, precision=expected), "rows")
-    assert precision.with_precision(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
+    assert with_precision(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
 
 
 def test_cuda_is_asked_for_native_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     native(monkeypatch, False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: not including_emulation)
-    assert precision.computes_bf16("auto") and precision.computes_bf16("cuda")
-    assert not precision.computes_bf16("cpu")
+    assert machine.computes_bf16("auto") and machine.computes_bf16("cuda")
+    assert not machine.computes_bf16("cpu")
 
 
 @pytest.mark.parametrize(("has", "begun"), [(True, "32-true"), (False, "bf16-mixed")])
@@ -61,11 +60,11 @@ def test_a_started_run_keeps_its_precision(
     config = Config("data", "sketch", precision="auto", accelerator="cpu")
     early = replace(config, precision=begun)
     RunFolder.create(tmp_path, early, run_name(early, "rows"), "rows")
-    assert precision.with_precision(config, tmp_path, "rows").precision == begun
-    assert precision.choose_precision([replace(config, unseen="photo"), config], tmp_path, "rows") == begun
+    assert with_precision(config, tmp_path, "rows").precision == begun
+    assert choose_precision([replace(config, unseen="photo"), config], tmp_path, "rows") == begun
     own = replace(config, precision="bf16-mixed" if has else "32-true")
     RunFolder.create(tmp_path, own, run_name(own, "rows"), "rows")  # both were begun: the device's own
-    assert precision.with_precision(config, tmp_path, "rows").precision == own.precision
+    assert with_precision(config, tmp_path, "rows").precision == own.precision
 
 
 def test_training_with_auto_is_the_same_run_as_with_the_resolved_precision(

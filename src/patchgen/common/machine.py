@@ -95,3 +95,22 @@ def require_bf16() -> None:
             "--precision bf16-mixed crashes on this machine: its CPU announces AMX, but using it kills the process; "
             "use --precision 32-true, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, without AMX"
         )
+
+
+def computes_bf16(accelerator: str) -> bool:
+    """Whether the device of `--accelerator` computes bfloat16 products natively."""
+    import torch
+
+    if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    has_mps = accelerator == "auto" and torch.backends.mps.is_available()
+    return accelerator in ("auto", "cpu") and not has_mps and native_bf16()
+
+
+def computes_half(device: str, precision: str) -> bool:
+    """Whether a precision means bfloat16 on a device; ValueError if it was named and kills processes here."""
+    if precision == "auto":
+        return computes_bf16(device)
+    if precision != "32-true" and device == "cpu":
+        require_bf16()
+    return precision != "32-true"

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from patchgen.common.machine import computes_bf16
 from patchgen.common.text import duration
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
@@ -37,7 +38,6 @@ from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_on, recompute_activations
 from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.model.classifier import Classifier
-from patchgen.runs.precision import computes_bf16
 from patchgen.tasks import make_fold
 from patchgen.train.loop import indivisible, plain_step
 

@@ -25,8 +25,7 @@ from patchgen.predict.card import comparison_sentence
 from patchgen.predict.fold_runs import predictions_at, rows_of
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
-from patchgen.runs.folder import RunFolder
-from patchgen.runs.precision import AUTO, choose_precision
+from patchgen.runs.folder import AUTO, RunFolder, choose_precision
 from patchgen.runs.scores import best, score_record
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from patchgen.common.files import cache_dir
+from patchgen.common.machine import computes_half
 from patchgen.common.reading import BATCH, batches
 from patchgen.config import Config
 from patchgen.data.augment import normalize
@@ -33,7 +34,6 @@ from patchgen.model.classifier import Classifier
 from patchgen.model.device import find_device
 from patchgen.model.weights import without_requests
 from patchgen.runs.folder import RunFolder, is_model_folder
-from patchgen.runs.precision import Wanted, computes_half
 from patchgen.runs.tensors import load_tensors
 
 if TYPE_CHECKING:
@@ -188,10 +188,10 @@ class Predictor:
     def __init__(
         self, model: Classifier, classes: tuple[str, ...], config: Config, confidence: Confidence | None = None,
         stain: Macenko | None = None, tiles: TileScale | None = None, *, accelerator: str | None = None,
-        precision: Wanted = "32-true",
+        precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true",
     ) -> None:  # fmt: skip
         self.device = find_device(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
-        self.half = precision != "32-true" and computes_half(self.device, precision)
+        self.half = computes_half(self.device.type, precision)
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()

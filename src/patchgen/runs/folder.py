@@ -14,9 +14,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -24,12 +25,16 @@ from torch import Tensor
 import patchgen
 from patchgen.common import plugins
 from patchgen.common.files import lock, not_through_links, refuse_links, replacing, write_text
+from patchgen.common.machine import computes_bf16
 from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.config import Config, Settings, dump_config, load_settings
 from patchgen.model.weights import content, local_path
 from patchgen.runs.tensors import load_tensors
 
+S = TypeVar("S", bound=Settings)
+Precision = Literal["32-true", "bf16-mixed"]
+AUTO = "auto"
 RESTORE = "restore the file, or delete the run's folder and train again"
 CONTENT = "content.npy"  # a digest of each image
 WORKING = ("state", "kept", "untrained")  # checkpoints needed only until a run is done; `kept` belongs to streams
@@ -314,6 +319,23 @@ def run_name(config: Settings, data: str) -> str:
         settings["plugins"] = [p["version"] if p["name"].endswith(".py") else p["name"] for p in used]
     text = json.dumps({**settings, "data": data}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def with_precision(config: S, out: str | Path, data: str) -> S:
+    """The settings with `auto` replaced by a precision, which affects results; `out` is the parent of runs."""
+    return replace(config, precision=choose_precision([config], out, data)) if config.precision == AUTO else config
+
+
+def choose_precision(configs: Sequence[Settings], out: str | Path, data: str) -> Precision:
+    """One precision for runs that belong together: the device's, unless only runs in the other were started."""
+
+    def started(precision: Precision) -> bool:
+        names = (run_name(replace(config, precision=precision), data) for config in configs)
+        return any((Path(out) / name / "config.yaml").exists() for name in names)
+
+    choices: list[Precision] = ["32-true", "bf16-mixed"]
+    other, native = choices if computes_bf16(configs[0].accelerator) else choices[::-1]
+    return other if started(other) and not started(native) else native
 
 
 MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folder (`patchgen.predict.model_folder`)

@@ -15,8 +15,7 @@ from patchgen.common.text import duration
 from patchgen.config import Config, Settings
 from patchgen.data.images import digests
 from patchgen.data.table import Table, check_shared, fingerprint, read_table
-from patchgen.runs.folder import RunFolder, run_name
-from patchgen.runs.precision import with_precision
+from patchgen.runs.folder import RunFolder, run_name, with_precision
 from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import PlannedRun, Recipe, errors_named, expand

@@ -25,8 +25,7 @@ from patchgen.data.images import digests
 from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
-from patchgen.runs.folder import RunFolder, other_weights, run_name
-from patchgen.runs.precision import AUTO, with_precision
+from patchgen.runs.folder import AUTO, RunFolder, other_weights, run_name, with_precision
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks import Fold, get_task, make_fold
 from patchgen.train.track import make_tracker
