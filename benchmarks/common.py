@@ -28,7 +28,9 @@ def device() -> torch.device:
 def trained_step(method: str, source: str, image_size: int, **settings: Any) -> Step:
     """A step of a method as in the trainer, on a backbone of its own."""
     config = Config("random", "none", method=method, backbone=source, image_size=image_size, **settings)
-    step = make_step(config, place=device())
+    step = make_step(config)
+    step.model.to(device())
+    step.method.to(device())
     step.optimizer = make_optimizer(step.model, step.method)
     return step
 

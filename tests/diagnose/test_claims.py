@@ -39,8 +39,8 @@ def image(
 def verdicts(records: list[dict[str, Any]], **more: Any) -> dict[str, str]:
     runs = {"patchgen": {**summarise(records, 4), "geometry": GEOMETRY[0]}, **more}
     found = claims({"runs": runs, "cost": COST, "classes": 4}, {"patchgen": records}, "patchgen")
-    assert [claim.part for claim in found] == list("ABCDE") and all(claim.measured.endswith(".") for claim in found)
-    return {claim.part: claim.verdict for claim in found}
+    assert [claim["part"] for claim in found] == list("ABCDE") and all(c["measured"].endswith(".") for c in found)
+    return {claim["part"]: claim["verdict"] for claim in found}
 
 
 GEOMETRY = [

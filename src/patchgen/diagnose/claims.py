@@ -5,7 +5,7 @@ over the same images of more than two standard errors.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchgen.common.text import plus_minus
 from patchgen.diagnose.cost import of_module
@@ -24,15 +24,8 @@ STATED = {
 Verdict = tuple[str, str]  # and what was measured
 
 
-class Finding(NamedTuple):
-    part: str
-    claim: str
-    verdict: str
-    measured: str
-
-
-def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Finding]:
-    """Verdicts on the run `main`; `diagnosis` is the whole diagnosis, `records` each run's images."""
+def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[dict[str, str]]:
+    """Part, claim, verdict and what was measured, of the run `main`; `records` has each run's images."""
     runs = diagnosis["runs"]
     baseline = next((name for name, run in runs.items() if name != main and run["mask"] is None), None)
     verdicts = {
@@ -49,7 +42,10 @@ def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]]
             f"({chance:.1%}): there is no decision to explain."
         )
         verdicts |= {part: ("not tested", reason) for part in "ABCD" if verdicts[part][0] != "not tested"}
-    return [Finding(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
+    return [
+        {"part": part, "claim": STATED[part], "verdict": verdict, "measured": measured}
+        for part, (verdict, measured) in verdicts.items()
+    ]
 
 
 def _of_two(first: bool, second: bool) -> str:

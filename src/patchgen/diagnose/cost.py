@@ -1,11 +1,7 @@
 """What training steps cost, counted: parameters, arithmetic and memory, the same in every run and on every machine.
 
-    step_cost(config).bytes(96)                              # of a step in which 96 images are processed at once
-    cost = compare_steps("dinov2-small", "patchgen")
-    cost["methods"]["patchgen"]["ratio"]["flops"]            # of matrix products / LP+LN's
-
 `step_cost` follows shapes alone (PyTorch's fake tensors, on the meta device): a second for any backbone. Kernels that
-need other scratch space than a CPU's are not seen. `python -m benchmarks rate` times the steps.
+need other scratch space than a CPU's are not seen.
 """
 
 import math
@@ -68,8 +64,8 @@ class Step:
         self.number += 1
 
 
-def make_step(config: Config, compute: bool = True, place: torch.device | None = None) -> Step:
-    """The method with its model, on the CPU or `place`; its optimiser is the simplest, whose state `step_cost` adds."""
+def make_step(config: Config, compute: bool = True) -> Step:
+    """The method with its model; its optimiser is the simplest, whose state `step_cost` adds."""
     method = make_method(config)
     method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
     method.sources = tuple(range(DOMAINS))
@@ -80,11 +76,7 @@ def make_step(config: Config, compute: bool = True, place: torch.device | None =
         model = build_on(backbone, config, method, NUM_CLASSES)
     if not compute:
         _without_values(model)
-    if place is not None:
-        model.to(place)
     method.setup(model)
-    if place is not None:
-        method.to(place)
     if config.checkpoint_activations:
         recompute_activations(backbone, config.method, model.pool == "select")
     return Step(method, model, torch.optim.SGD([{"params": _trained(model, method)}], lr=1.0))
@@ -141,11 +133,7 @@ class StepCost:
 
 
 def step_cost(config: Config, compute: bool = False) -> StepCost:
-    """Memory and arithmetic of a step; ValueError if it depends on values, so that it must be computed.
-
-    Args:
-        compute: Make the steps on the CPU, with random images, instead of only following their shapes.
-    """
+    """Memory and arithmetic of a step; ValueError if it depends on values, so that the CPU must `compute` it."""
     half = config.precision == "bf16-mixed" or (config.precision == "auto" and computes_bf16(config.accelerator))
     with nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True):
         step = make_step(config, compute)
@@ -226,10 +214,7 @@ def step_peak(step: Step, batch: Batch) -> int:
 
 
 class PeakMemory(TorchDispatchMode):
-    """Follows the storages that operations allocate, but for those of `existing` tensors: `alive` and `peak` in bytes.
-
-    Scratch space inside a single kernel is not seen; fused attention needs a block of rows there, never P x P.
-    """
+    """The bytes, `alive` and at the `peak`, of the storages that operations allocate besides `existing` ones."""
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -310,11 +295,9 @@ def _card_warning(needed: float, card: int | None) -> list[str]:
 
 
 def largest_step(steps: Iterable[tuple[str, Config, int]]) -> list[str]:
-    """The step that needs most memory, in words.
+    """The step, of (name of a run, settings, images), that needs most memory, in words.
 
-    Runs that differ neither in `COUNTED_BY` nor in their images are counted once, and of each backbone only the largest
-    batch: methods differ less. Methods whose steps depend on values are left out. A step is the name of a run, its
-    settings, and its images.
+    Of each backbone only the largest batch is counted: methods differ less. Those that depend on values are left out.
     """
     kinds: dict[tuple[str, ...], tuple[int, str, Config]] = {}  # settings -> their largest batch
     for name, config, total in steps:

@@ -1,10 +1,4 @@
-"""A whole diagnosis: open the runs, perturb images, analyse features, measure cost, judge the claims, draw figures.
-
-opened = prepare(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"], options=Options(images=50))
-diagnosis = examine(opened)
-diagnosis.facts["claims"], diagnosis.figures["curves"].figure
-diagnosis.write("diagnosis")                  # records.jsonl, diagnosis.json, index.html, figures, features-1.npz
-"""
+"""A whole diagnosis: `examine(prepare(["runs/4f2a9c01b7de"], options=Options(images=50))).write("diagnosis")`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,12 +66,7 @@ class Diagnosis(NamedTuple):
 
 
 def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None, **device: Any) -> Opened:
-    """Open the run to diagnose and those to compare it with, and choose images and rankings.
-
-    Args:
-        data: Current path of the data, if it has changed.
-        device: `accelerator` and `precision` of the predictors.
-    """
+    """Open the run to diagnose and those to compare it with, and choose images and rankings."""
     options = options or Options()
     subjects = open_subjects(runs, data, options.checkpoint, **device)
     main, rankings = subjects[0], []
@@ -123,20 +112,18 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         "classes": len(fold.classes), "seed": options.seed, "steps": options.steps,
         "operators": list(options.operators), "size_rule": rule, "runs": runs, "cost": cost,
     }  # fmt: skip
-    facts["claims"] = [claim._asdict() for claim in claims(facts, records, main.name)]
+    facts["claims"] = claims(facts, records, main.name)
     drawn = [
         *(figures.perturbation(name, run, f"perturbation-{i}") for i, (name, run) in enumerate(runs.items(), 1)),
         figures.curves(runs, options.operators[0]),
-        figures.overlays(shown_images(subjects, opened.rankings, opened.rows[:SHOWN_IMAGES])),
+        maps_side_by_side(subjects, opened.rankings, opened.rows[:SHOWN_IMAGES]),
         figures.costs(cost),
         figures.geometry(points, label, domain, fold.unseen, way),
     ]
     return Diagnosis(facts, records, {each.name: each for each in drawn}, exported)
 
 
-def shown_images(
-    subjects: Sequence[Subject], rankings: Sequence[Sequence[str]], rows: np.ndarray
-) -> list[figures.Shown]:
+def maps_side_by_side(subjects: Sequence[Subject], rankings: Sequence[Sequence[str]], rows: np.ndarray) -> Drawn:
     """Part D: the images of these rows with the maps of every run, as far as they are among its rankings."""
     maps: list[dict[str, Any]] = [{} for _ in rows]
     predicted: list[dict[str, str]] = [{} for _ in rows]
@@ -154,10 +141,8 @@ def shown_images(
                 maps[i][column] = scores[name][i].detach().unflatten(0, subject.model.grid).cpu().numpy()
     pictures = subjects[0].pixels(rows).permute(0, 2, 3, 1).cpu().numpy()
     truth = np.array(fold.classes)[fold.truth[rows]]
-    return [
-        figures.Shown(picture, f"{true}\n{_answers(true, of_runs)}", each)
-        for picture, true, of_runs, each in zip(pictures, truth, predicted, maps, strict=True)
-    ]
+    titles = [f"{true}\n{_answers(true, of_runs)}" for true, of_runs in zip(truth, predicted, strict=True)]
+    return figures.overlays(pictures, titles, maps)
 
 
 def _answers(true: str, predicted: dict[str, str]) -> str:
@@ -198,10 +183,6 @@ def render_page(diagnosis: Mapping[str, Any], figures_by_name: Mapping[str, Draw
         ],
         masks=masks,
         mask_head=mask_head,
-        verdicts=[f"{name}: {run['mask']['verdict']}." if run["mask"] else f"{name} has no mask."
-                  for name, run in runs.items()],
-        perturbations=[drawn for name, drawn in figures_by_name.items() if name.startswith("perturbation")],
-        with_truth=any(run["auroc"] for run in runs.values()),
         areas=[
             [name, ranking, *(_with_error(curve[f"{way}_auc"][which]) for which in ("predicted", "true")
                               for way in ("insertion", "deletion"))]

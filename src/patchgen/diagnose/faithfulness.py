@@ -1,10 +1,5 @@
 """Does the classifier read what a ranking calls important? Remove patches and measure the effect on its prediction.
 
-    answers = pixel_answers(probabilities, images, OPERATORS["blur"](images, others, 14), grid)
-    ask(answers, keeps)                               # keeps (B,K,P) bool: K ways to keep patches -> (B,K,C)
-    insertion, deletion = step_sets(order, steps=8)   # (B,9,P) each
-    area(curve)                                       # trapezoids over the share of patches
-
 Patches are perturbed at the pixel level, so that a head that reads CLS is treated like any other; for PatchGen also at
 the token level. Keeping everything gives the original prediction and keeping nothing that of the perturbed image, bit
 for bit: nothing is blended.
@@ -104,8 +99,6 @@ def top(order: Tensor, count: Tensor) -> Tensor:
 def step_sets(order: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """What is kept while the patches of an order (B,P) are inserted and deleted: (B,steps+1,P) bool each."""
     patches = order.shape[1]
-    if not 1 <= steps <= patches:
-        raise ValueError(f"steps must be between 1 and the number of patches, {patches}, not {steps}")
     counts = torch.from_numpy(np.round(shares(patches, steps) * patches)).to(order.device)
     inserted = order.argsort(dim=1)[:, None] < counts[:, None]
     return inserted, ~inserted

@@ -1,7 +1,6 @@
 """Every figure of a diagnosis: the picture for a page or for print, and the numbers it shows (`draw/plots.py`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,41 +120,32 @@ def _scatter(axes: "Axes", points: np.ndarray, group: np.ndarray, titles: Mappin
         side_legend(axes, fontsize=8, ncols=1 if len(titles) <= 12 else 2)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One image of the overlays."""
-
-    image: np.ndarray  # (S,S,3) in [0,1]
-    title: str
-    maps: Mapping[str, np.ndarray]  # "run: ranking" -> (h,w); masks and the truth are absolute, 0 to 1
-
-
-def overlays(shown: Sequence[Shown]) -> Drawn:
-    """D: images down, maps across, one colour bar for all."""
-    columns = list(dict.fromkeys(name for each in shown for name in each.maps))
-    figure = new_figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
-    panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
+def overlays(images: np.ndarray, titles: Sequence[str], maps: Sequence[Mapping[str, np.ndarray]]) -> Drawn:
+    """D: images (N,S,S,3) down, maps across ("run: ranking" -> (h,w), absolute for masks), one colour bar for all."""
+    columns = list(dict.fromkeys(name for each in maps for name in each))
+    figure = new_figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(images) + 0.9)
+    panels = figure.subplots(len(images), len(columns) + 1, squeeze=False)
     rows: list[Row] = []
     drawn = None
-    for line, each in zip(panels, shown, strict=True):
-        line[0].imshow(each.image)
-        line[0].set_ylabel(each.title, fontsize=7.5, parse_math=False)
+    for line, image, title, of_image in zip(panels, images, titles, maps, strict=True):
+        line[0].imshow(image)
+        line[0].set_ylabel(title, fontsize=7.5, parse_math=False)
         for axes, column in zip(line[1:], columns, strict=True):
-            axes.imshow(each.image.mean(2), cmap="gray", vmin=0, vmax=1)
-            if column in each.maps:
-                values = each.maps[column].astype(np.float32)
+            axes.imshow(image.mean(2), cmap="gray", vmin=0, vmax=1)
+            if column in of_image:
+                values = of_image[column].astype(np.float32)
                 absolute = column.rpartition(" ")[2] in ("mask", "truth")  # others are scaled within the image
                 low, span = (0.0, 1.0) if absolute else (values.min(), np.ptp(values) or 1.0)
-                large = upsample((values - low) / span, *each.image.shape[:2])
+                large = upsample((values - low) / span, *image.shape[:2])
                 drawn = axes.imshow(large, cmap=MAP_COLOURS, vmin=0, vmax=1, alpha=OPACITY)
-                rows += [(each.title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(each.maps[column])]
+                rows += [(title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(of_image[column])]
     for axes, column in zip(panels[0], ["image", *columns], strict=True):
         axes.set_title(column.replace(": ", "\n"), fontsize=8, parse_math=False)
     for axes in panels.flat:
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
     if drawn is not None:
-        bar = figure.colorbar(drawn, ax=panels[:, -1], shrink=0.75 if len(shown) > 1 else 1.0, pad=0.02)
+        bar = figure.colorbar(drawn, ax=panels[:, -1], shrink=0.75 if len(images) > 1 else 1.0, pad=0.02)
         bar.ax.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the images
         bar.ax.tick_params(labelsize=7.5)
         scale = "mask and truth: 0 left out, 1 selected\nother maps: lowest to highest in the image"

@@ -1,7 +1,4 @@
-"""Geometry of features: by class and by domain, as a picture and as numbers.
-
-A projection distorts distances; the numbers are computed on the features themselves, normalised to length one.
-"""
+"""Geometry of features, of unit length, by class and by domain: as a picture and as numbers."""
 
 import warnings
 from importlib.util import find_spec

@@ -1,8 +1,7 @@
-"""The paper's inequalities as functions of arrays: the measured value, the bound, and whether it holds.
+"""The paper's inequalities, by its numbers in brackets: the measured value, the bound, and whether it holds.
 
-Symbols: z (N,P,d) patch representations with norms at most B (`bound`); a mask m (N,P) in [0,1]; `masked` is
-Phi_m = vec(m_1 z_1, ..., m_P z_P). Heads have norms at most Lambda = 1. Numbers in brackets are the paper's:
-Propositions 3.1 to 3.3, Corollary 3.1, and the appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
+z (N,P,d) are patch representations with norms at most B (`bound`), m (N,P) in [0,1] a mask, `masked` is
+Phi_m = vec(m_1 z_1, ..., m_P z_P). Heads have norms at most Lambda = 1.
 """
 
 import math
@@ -68,9 +67,8 @@ def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> BoundCheck:
     """[3.1] The Bayes risks from C* and from all patches are equal, from errors (N,) of a rule fitted on each.
 
-    A Bayes risk is between 0 and the held-out error of any fitted rule. So the larger of two errors limits the
-    difference of the Bayes risks: equality is shown only if BOTH are within the sampling error (Hoeffding, 1 - DELTA),
-    errors that differ by more contradict it, and two equally bad rules show nothing.
+    The larger error limits the difference of the risks: equality is shown only if BOTH are within the sampling error
+    (Hoeffding, 1 - DELTA), errors that differ by more contradict it, and two equally bad rules show nothing.
     """
     subset, everything = float(wrong_subset.mean()), float(wrong_all.mean())
     worst, allowed = max(subset, everything), math.sqrt(2 * math.log(2 / DELTA) / len(wrong_all))
@@ -115,10 +113,7 @@ Task = tuple[np.ndarray, np.ndarray, np.ndarray]  # head (F,), signs of the samp
 def generalization(
     train: np.ndarray, test: np.ndarray, tasks: Sequence[Task], bound: float, size: int, case: str
 ) -> BoundCheck:
-    """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s / n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
-
-    The heads were fitted on `train` (n,F); `test` (N,F) is fresh. The widest gap is reported.
-    """
+    """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s / n) + 3 sqrt(log(2 / delta) / (2 n)); the widest of all heads."""
     n = len(train)
     gaps = [float(ramp(test @ v, fresh).mean() - ramp(train @ v, seen).mean()) for v, seen, fresh in tasks]
     limit = 2 * bound * math.sqrt(size / n) + 3 * math.sqrt(math.log(2 / DELTA) / (2 * n))

@@ -38,13 +38,12 @@ class Selection:
         """The largest |learned - oracle| over the samples."""
         return float(np.linalg.norm(self.learned - self.oracle, axis=1).max())
 
-    def only(self, rows: np.ndarray) -> "Selection":
-        return Selection(self.name, self.patches.only(rows), self.mask[rows], self.learned[rows], self.oracle[rows])
-
     def risks(self, head: Head) -> dict[str, DomainRisk]:
-        learned, true = (head.loss(u, self.patches.label) for u in (self.learned, self.oracle))
-        values = np.column_stack([learned, true, np.abs(self.mask - self.patches.truth).mean(1)])
-        return {name: DomainRisk(*values[self.patches.rows(name)].mean(0).tolist()) for name in self.patches.domains}
+        """On the images of the classes that the head knows, the first."""
+        patches, of = self.patches, self.patches.label < len(head.bias)
+        learned, true = (head.loss(u[of], patches.label[of]) for u in (self.learned, self.oracle))
+        values = np.column_stack([learned, true, np.abs(self.mask - patches.truth).mean(1)[of]])
+        return {name: DomainRisk(*values[patches.rows(name)[of]].mean(0).tolist()) for name in patches.domains}
 
     def stability(self, bound: float) -> list[BoundCheck]:
         return bounds.mask_stability(self.learned, self.oracle, self.mask, self.patches.truth, bound, self.name)
@@ -84,20 +83,16 @@ def check_arguments(sizes: Sequence[int], images: int, seed: int) -> int:
 def measure_oracle(
     sizes: Sequence[int] = SIZES, images: int = 400, seed: int = 1, tick: Tick = lambda _: None
 ) -> dict[str, Any]:
-    """All rows on the local oracle set at several s = |C*|, and rows of which each breaks one assumption.
-
-    At each size, `images` are drawn for fitting, and as many again, the same in every domain, for measuring.
-    """
+    """All rows on the local oracle set at several s = |C*|, and rows of which each breaks one assumption."""
     check_arguments(sizes, images, seed)
     per_class = images // CELLS  # of each domain and class
     encoder = oracle.fit_encoder(1000 * seed)
     tick(1)
-    rows, premises = [], {}
+    rows = []
     for size in dict.fromkeys((*sizes, BROKEN_SIZE)):
         train = draw(local_spec(size, per_class, 1000 * seed + 1), encoder)
         test = draw(local_spec(size, per_class, 1000 * seed + 2), encoder, couple=True)
         if size in sizes:
-            premises[str(size)] = check_premises(train, test)
             rows += [replace(row, size=size) for row in size_rows(train, test, size, seed)]
         if size == BROKEN_SIZE:
             broken = broken_rows(encoder, train, test, max(2, per_class // 2), seed)
@@ -106,22 +101,7 @@ def measure_oracle(
     curve = {r.size: r.measured for r in rows if (r.quantity, r.case) == ("Rademacher complexity", "C*") and r.size}
     if len(curve) > 1:
         rows.append(bounds.scaling(list(curve), list(curve.values())))
-    return {"rows": [asdict(row) for row in rows], "broken": [asdict(row) for row in broken], "premises": premises}
-
-
-def check_premises(train: Patches, test: Patches) -> dict[str, float]:
-    """The premises, measured: largest |C*|, largest |z_p|, largest difference of Phi_C between domains."""
-    phi = [masked(test.z, test.truth)[test.rows(name)] for name in test.domains]
-    return {
-        "largest |C*|": float(max(train.truth.sum(1).max(), test.truth.sum(1).max())),
-        "largest |z_p|": largest_norm(train, test),
-        "largest difference of Phi_C between domains": max(float(np.abs(phi[0] - other).max()) for other in phi[1:]),
-    }
-
-
-def largest_norm(*parts: Patches) -> float:
-    """B as measured: the largest |z_p|."""
-    return max(float(np.linalg.norm(part.z, axis=2).max()) for part in parts)
+    return {"rows": [asdict(row) for row in rows], "broken": [asdict(row) for row in broken]}
 
 
 def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[BoundCheck]:
@@ -165,19 +145,14 @@ def separation_rows(selection: Selection, bound: float) -> list[BoundCheck]:
 
 
 def all_shift_rows(train: Patches, selection: Selection) -> list[BoundCheck]:
-    """[Cor. 3.1] Both at once: the last class is unknown to the head, and the domains differ in their context.
-
-    The risk speaks of the known classes, the separation of all; there is no bound on the two together.
-    """
-    unknown = selection.patches.label.max()
-    old = train.label != unknown
+    """[Cor. 3.1] Both at once: the last class is unknown to the head, and the domains differ in their context."""
+    old = train.label != selection.patches.label.max()
     head = fit_head(pooled(masked(train.z[old], train.truth[old])), train.label[old])
-    risks = selection.only(selection.patches.label != unknown).risks(head)
-    return componentwise(risks, head.lipschitz * BOUND * PATCHES, selection)
+    return componentwise(selection.risks(head), head.lipschitz * BOUND * PATCHES, selection)
 
 
 def componentwise(risks: dict[str, DomainRisk], scale: float, selection: Selection) -> list[BoundCheck]:
-    """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
+    """[Cor. 3.1] The risk on images of known classes and the separation on all; nothing bounds the two together."""
     return [
         bounds.two_domains(risks, scale, selection.name, "Cor. 3.1"),
         selection.separation(selection.eta, "Cor. 3.1"),
@@ -206,10 +181,7 @@ def direction(phi: np.ndarray, sign: np.ndarray) -> np.ndarray:
 def generalization_row(
     train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, size: int, bound: float, case: str, seed: int
 ) -> BoundCheck:
-    """[Cor. C.1] Of a head for the first half of the classes, and of one that learned coin flips by heart.
-
-    The corollary holds for every law; where labels are coin flips all that a head learns is the sample.
-    """
+    """[Cor. C.1] Of a head for the first half of the classes, and of one that learned coin flips by heart."""
     phi, fresh, coin = masked(train.z, here), masked(test.z, there), np.random.default_rng([seed, 14])
     signs = [(halves(train.label), halves(test.label))]
     signs.append((coin.choice([-1.0, 1.0], len(phi)), coin.choice([-1.0, 1.0], len(fresh))))
@@ -250,10 +222,7 @@ def summary(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int, seed: int) -> list[BoundCheck]:
-    """At s = 12: the same functions, with inputs that the results exclude.
-
-    The set whose style reaches C* has `per_class` images per domain and class.
-    """
+    """At s = 12; the set whose style reaches C* has `per_class` images per domain and class."""
     styled = draw(replace(local_spec(BROKEN_SIZE, per_class, 1000 * seed + 3), local=False), encoder, couple=True)
     phi, fresh = masked(train.z, train.truth), masked(test.z, test.truth)
     head, noisy, seen = fit_head(phi, train.label), oracle.noisy_mask(test.truth, seed), halves(train.label)
@@ -294,8 +263,8 @@ def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int,
 def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None, **how: Any) -> dict[str, Any]:
     """The same rows on a trained PatchGen run whose data has true masks; its premises are only approximate.
 
-    The module is read as G(Phi_m): z_p is u_p, the patch after attention, which has seen every other patch; G is
-    aggregation, gate and refinement, which need not be non-expansive; B is the largest |u_p| observed.
+    z_p is u_p, the patch after attention, which has seen every other patch; G is aggregation, gate and refinement,
+    which need not be non-expansive; B is the largest |u_p| observed.
     """
     from patchgen.predict.fold_runs import open_subjects
     from patchgen.runs.folder import RunFolder
@@ -306,10 +275,8 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None,
         raise ValueError(f"{run} is a run of task {config.task!r}; give one of task 'mdg'")
     [subject] = open_subjects([str(run)], None, **how)
     fold, model = subject.fold, subject.model
-    if not model.has_mask:
-        raise ValueError(f"method {config.method!r} has no mask to examine; give a run of patchgen")
     if model.pool != "patchgen":
-        raise ValueError(f"the theory is about z+, and method {config.method!r} has none; give a run of patchgen")
+        raise ValueError(f"method {config.method!r} has no mask that makes z+; give a run of patchgen")
     if subject.truth is None:
         raise ValueError(f"the data of {run}, {fold.table.root}, has no true masks; train on `patchgen oracle` data")
     fresh = dict(fold.validation)
@@ -321,7 +288,8 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None,
     fit_on = at_most(np.concatenate(list(fold.train.values())), images, [config.seed, 15])
     use = np.concatenate([at_most(rows, share, [config.seed, 16, i]) for i, rows in enumerate(fresh.values())])
     (train, _), (test, selection) = (_read(subject, rows, tick) for rows in (fit_on, use))
-    truth, bound = subject.truth, largest_norm(train, test)
+    truth = subject.truth
+    bound = max(float(np.linalg.norm(part.z, axis=2).max()) for part in (train, test))  # B as measured
     size = int(truth.sum(1).max())
     head = Head(*(p.detach().cpu().double().numpy() for p in (model.head.weight, model.head.bias)))
     rows = [

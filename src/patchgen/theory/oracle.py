@@ -1,7 +1,7 @@
 """Oracle images on which the paper's premises hold by construction, and masks with a known error.
 
 The `local` set keeps a domain's style and noise off C*. Coupled domains show the same draws, so that the empirical law
-of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
+of (Phi_C, Y) is exactly the same there.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,9 +32,6 @@ class Patches:
     def rows(self, name: str) -> np.ndarray:
         """(N,) bool: the images of a domain."""
         return self.domain == self.domains.index(name)
-
-    def only(self, rows: np.ndarray) -> "Patches":
-        return Patches(self.z[rows], self.truth[rows], self.label[rows], self.domain[rows], self.domains)
 
 
 # The data
@@ -102,10 +99,7 @@ def describe(patches: np.ndarray) -> np.ndarray:
 
 
 def fit_encoder(seed: int) -> Encoder:
-    """z_p: the probabilities of the motifs and of the background kinds for one patch, fitted on draws of its own.
-
-    A patch-local, fixed and bounded map (|z_p| <= 1 = B) that tells motif and background apart.
-    """
+    """z_p: the probabilities (so |z_p| <= 1 = B) of motifs and backgrounds for one patch, fitted on other draws."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
