@@ -59,7 +59,7 @@ def test_lists_may_name_more_images(tmp_path: Path) -> None:
 
 
 ERRORS: dict[str, tuple[dict[str, list[str] | None], str]] = {
-    "lists": ({"classes_txt": None, "train_test_split_txt": None}, "lacks 2 of the 4 official lists: train_test_split"),
+    "lists": ({"classes_txt": None, "train_test_split_txt": None}, "lacks 2 of the official lists: train_test_split"),
     "no label": ({"image_class_labels_txt": ["1 1", "2 1", "3 2"]}, "labels.txt' gives 2 of the 5.*first image 4"),
     "class": ({"image_class_labels_txt": ["1 1", "2 9", "3 2", "4 2", "5 3"]}, "1 of the 5 .*image 2 .'9'"),
     "part": ({"train_test_split_txt": ["1 1", "2 0", "3 yes", "4 1", "5 1"]}, r"\['0', '1'\], first image 3 .'yes'"),

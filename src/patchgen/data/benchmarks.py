@@ -66,10 +66,8 @@ class Benchmark:
         for child in visible_folders(folder):
             if self.is_called(child.name):
                 return self.find_root(child)
-        raise ValueError(
-            f"'{folder}' does not hold {self.name}: neither a folder '{self.folder}' nor two of its domains "
-            f"({', '.join(self.domains)}) are there. Source: {self.source}."
-        )
+        rule = f"neither a folder '{self.folder}' nor two of its domains ({', '.join(self.domains)}) are there"
+        raise ValueError(f"'{folder}' does not hold {self.name}: {rule}. Source: {self.source}.")
 
     def class_folders(self, root: Path, options: Mapping[str, str]) -> tuple[dict[str, list[Path]], dict[str, str]]:
         """The folders that hold the class folders of each domain, in the benchmark's order, and the options used."""
@@ -80,10 +78,9 @@ class Benchmark:
         for folder in visible_folders(root):
             domain = self.domain_of(folder.name)
             if domain is not None and (other := folders.setdefault(domain, folder)) != folder:
-                raise ValueError(
-                    f"{self.name}: the folders '{other.name}' and '{folder.name}' both name the domain "
-                    f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
-                )
+                fix = f"Keep one of them, or put both inside one folder '{domain}'."
+                both = f"the folders '{other.name}' and '{folder.name}' both name the domain '{domain}'"
+                raise ValueError(f"{self.name}: {both}. {fix}")
         used: dict[str, str] = {}
         parts = {d: self._parts(d, folders[d], {**self.options, **options}, used) for d in self.domains if d in folders}
         return parts, used
@@ -123,10 +120,9 @@ class Benchmark:
         if not any(patients):
             return None
         if lost := [path for path, patient in zip(paths, patients, strict=True) if patient is None]:
-            raise ValueError(
-                f"{self.name}: {len(lost)} of {len(paths)} file names hold no patient ({pattern}), e.g. '{lost[0]}'. "
-                "Restore the names, or pass a CSV manifest with a group column."
-            )
+            fix = "Restore the names, or pass a CSV manifest with a group column."
+            problem = f"{len(lost)} of {len(paths)} file names hold no patient ({pattern}), e.g. '{lost[0]}'"
+            raise ValueError(f"{self.name}: {problem}. {fix}")
         return tuple(patient.group(0).upper() for patient in patients if patient)
 
 

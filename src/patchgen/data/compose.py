@@ -86,10 +86,8 @@ class Composition(oracle.ImageSet):
             grids = {min(size // 16, 14), min(size // 14, 16)}  # of patches of 16 and 14 px at up to 224 px
             if all(oracle.half_covered(mask, (grid, grid)).any() for grid in grids):
                 return mask
-        raise ValueError(
-            f"the object in '{photograph}' is too thin: at {h} x {w} px it covers half of no patch; remove the file, "
-            f"or make --object larger than {self.spec.object_size}"
-        )
+        fix = f"remove the file, or make --object larger than {self.spec.object_size}"
+        raise ValueError(f"the object in '{photograph}' is too thin: at {h} x {w} px it covers half of no patch; {fix}")
 
     def law(self) -> list[object]:
         return [oracle_draw.DRAW_VERSION, COMPOSE_VERSION, asdict(self.spec), self._hashes]
@@ -170,10 +168,8 @@ def _deal(root: Path, files: Mapping[str, list[str]], per_class: int, domains: i
     if short := {name: len(deal) for name, deal in zip(files, dealt, strict=True) if len(deal) < needed}:
         there = ", ".join(f"{name!r} has {count}" for name, count in short.items())
         fix = f"use --per-class {fits}" if (fits := min(short.values()) // domains) else "add photographs"
-        raise ValueError(
-            f"--per-class {per_class} needs {needed} different photographs per class ({domains} domains), and {there}; "
-            f"{fix}, or choose other --classes"
-        )
+        rule = f"--per-class {per_class} needs {needed} different photographs per class ({domains} domains)"
+        raise ValueError(f"{rule}, and {there}; {fix}, or choose other --classes")
     return dealt
 
 

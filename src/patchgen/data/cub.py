@@ -21,9 +21,7 @@ def read_cub(root: str | Path) -> tuple[Table, np.ndarray, tuple[str, ...]]:
     """The images that exist, in the order of their ids, the rows of the official test part, and what is missing."""
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     if lost := [name for name in FILES if not (folder / name).is_file()]:
-        raise ValueError(
-            f"'{folder}' lacks {len(lost)} of the {len(FILES)} official lists: {', '.join(lost)}; unpack it again"
-        )
+        raise ValueError(f"'{folder}' lacks {len(lost)} of the official lists: {', '.join(lost)}; unpack it again")
     paths, class_of, is_train, classes = (_read_list(folder / name) for name in FILES)
     if outside := [path for path in paths.values() if os.path.isabs(path) or ".." in path.split("/")]:
         raise ValueError(f"'{folder / FILES[0]}': {outside[0]!r} leads out of the folder; get CUB from its source")

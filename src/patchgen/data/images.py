@@ -44,7 +44,7 @@ LARGE_CACHE = 2_000_000_000  # bytes from which the cache is announced, and refu
 
 
 class UnreadableImage(ValueError):
-    """A file that cannot be decoded to an image; the text names the file, the `reason` and the fix."""
+    """A file that cannot be decoded to an image, the `reason` and the fix."""
 
     def __init__(self, path: str | Path, reason: str, fix: str = "; repair, replace or remove the file") -> None:
         super().__init__(f"cannot read image {path}: {reason}{fix}")
@@ -54,8 +54,7 @@ class UnreadableImage(ValueError):
 def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.ndarray:
     """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; the aspect is not kept.
 
-    Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
-    antialiased. Truncated files and images above our limits (`open_image`) are an `UnreadableImage`.
+    Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use, downscaling is antialiased.
     """
     with reporting(path), open_image(path) as image:
         image.draft(None, (2 * size, 2 * size))  # decodes a large JPEG at 1/2, 1/4 or 1/8, never below 2 x size
@@ -101,10 +100,8 @@ def resampling(interpolation: str) -> Image.Resampling:
 
 
 def gray_bits(values: np.ndarray, kind: str | None) -> int:
-    """Bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners often use 12, without saying so.
-
-    Pillow has already stretched the range of PGM to 16 bits.
-    """
+    """Bits that a 16-bit gray image of format `kind` uses, 8 to 16: scanners often use 12, without saying so."""
+    # Pillow has already stretched the range of PGM
     return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
 
 
@@ -224,10 +221,8 @@ class ImageStore:
         free = shutil.disk_usage(file.parent).free
         text = f"the cache of {len(self):,} decoded images needs {needed / 1e9:.1f} GB more in {file.parent}"
         if needed > free:
-            raise ValueError(
-                f"{text}, and {free / 1e9:.1f} GB are free: free some space, set $PATCHGEN_CACHE to a folder on "
-                "another disk, or add --no-cache, which decodes every image at each use"
-            )
+            fix = "free some space, set $PATCHGEN_CACHE to a folder on another disk, or add --no-cache"
+            raise ValueError(f"{text}, and {free / 1e9:.1f} GB are free: {fix}")
         logger.warning(f"{text} ({free / 1e9:.1f} GB are free; --no-cache trains without it)")
 
     def _open_pair(self, pair: tuple[Path, Path], flags: int) -> None:
@@ -280,10 +275,9 @@ class ImageStore:
     def _stop_writing(self, error: OSError) -> None:
         if self._writable:
             self._writable = False
+            fix = "free some space, or choose another cache folder"
             warnings.warn(
-                f"the image cache cannot be written ({error}); continuing without it, so images are decoded "
-                "repeatedly: free some space, or choose another cache folder",
-                stacklevel=2,
+                f"the image cache cannot be written ({error}); images are decoded repeatedly: {fix}", stacklevel=2
             )
 
 
@@ -307,10 +301,8 @@ def digests(table: "Table") -> np.ndarray:
 
 
 def _key(file: str) -> int:
-    try:
+    with reporting(file):
         about = check_file(file)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
     return _hash(os.fsencode(f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"))
 
 

@@ -53,10 +53,8 @@ def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
     rows = table.rows_of(table.domains[env])
     names, member = np.unique([table.group[i] for i in rows], return_inverse=True)
     if len(names) < 2:
-        raise ValueError(
-            f"The domain '{table.domains[env]}' has a single group, '{names[0]}', which cannot be on both sides of a "
-            "split. Add another patient, or use the rule 'domainbed'."
-        )
+        fix = "Add another patient, or use the rule 'domainbed'."
+        raise ValueError(f"The domain '{table.domains[env]}' has a single group, '{names[0]}'. {fix}")
     images = np.zeros((len(names), len(table.classes) + 1), dtype=np.int64)  # (groups, classes), unlabelled last
     np.add.at(images, (member, table.label[rows]), 1)
     labelled, total = images[:, :-1], len(rows)

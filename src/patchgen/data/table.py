@@ -178,10 +178,10 @@ def check_shared(table: Table) -> Table:
     cells = np.unique(np.stack([table.label, table.domain])[:, table.label >= 0], axis=1)
     if table.benchmark or len(table.domains) == 1 or len(np.unique(cells[0])) < cells.shape[1]:
         return table
-    first, second = ([c for c, n in row.items() if n][:3] for row in list(table.counts().values())[:2])
+    rows = {domain: [c for c, n in row.items() if n][:3] for domain, row in list(table.counts().items())[:2]}
+    examples = "; ".join(f"'{domain}' has {', '.join(names) or 'none'}" for domain, names in rows.items())
     raise ValueError(
-        f"The domains of '{table.root}' share no class ('{table.domains[0]}' has {', '.join(first) or 'none'}; "
-        f"'{table.domains[1]}' has {', '.join(second) or 'none'}), so nothing learned on one transfers to another. "
+        f"The domains of '{table.root}' share no class ({examples}), so nothing learned on one transfers to another. "
         f"{LAYOUT}, with the same class names in every domain{_deeper(table.root)}"
     )
 
@@ -206,10 +206,8 @@ def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) 
             raise ValueError(f"'{parent}': the folders '{other}' and '{folder.name}' both mean class '{name}'.")
         prefix, images = folder.relative_to(root).as_posix(), list_images(folder)
         if not images:
-            raise ValueError(
-                f"The class folder '{prefix}' in '{root}' holds no image ({' '.join(IMAGE_EXTENSIONS)}). "
-                "Fill it, or remove it: a domain may lack a class."
-            )
+            rule = f"({' '.join(IMAGE_EXTENSIONS)}). Fill it, or remove it: a domain may lack a class."
+            raise ValueError(f"The class folder '{prefix}' in '{root}' holds no image {rule}")
         rows += [(f"{prefix}/{image}", domain, name) for image in images]
     return rows
 
@@ -241,19 +239,19 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     entry = entry or (get_benchmark(tag) if tag else None)
     rows: list[Row] = []
     for line, cells in lines:
-        domain = entry.domain_of(cells["domain"]) if entry else cells["domain"]
-        if domain is None:
-            known = entry.domains if entry else ()
-            hint = did_you_mean(cells["domain"], known)
-            raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}{hint}")
+        domain = cells["domain"]
+        if entry and not (domain := entry.domain_of(domain) or ""):
+            rule = f"is none of {', '.join(entry.domains)}{did_you_mean(cells['domain'], entry.domains)}"
+            raise ValueError(f"'{path}', line {line}: '{cells['domain']}' {rule}")
         label = _class_name(cells["label"], domain, entry) if cells["label"] else ""
         rows.append((Path(cells["path"]).as_posix(), domain, label))
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
     table = _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
     scales = {(cells.get("mpp"), cells.get("tile")) for _, cells in lines}
     tiles = tile_scale(*scales.pop()) if len(scales) == 1 else None
-    weights = [float(cells["sample_weight"]) for _, cells in lines] if "sample_weight" in header else None
-    return replace(table, tiles=tiles, weight=None if weights is None else np.array(weights))
+    weighted = "sample_weight" in header
+    weight = np.array([float(cells["sample_weight"]) for _, cells in lines]) if weighted else None
+    return replace(table, tiles=tiles, weight=weight)
 
 
 def _check_columns(path: Path, header: Sequence[str]) -> None:
@@ -282,9 +280,7 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
         file, exists = find(cells["path"])
         meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
         here = f"line {line} ('{name}', {meaning})"
-        if (
-            other := seen.setdefault(file, here)
-        ) != here:  # it would appear on both sides of a split, or in two domains
+        if (other := seen.setdefault(file, here)) != here:  # on both sides of a split, or in two domains
             raise ValueError(f"'{path}': {other} and {here} are one file; remove one.")
         if not is_image(os.path.basename(name)):
             raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
@@ -292,10 +288,8 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
             lost.append(f"line {line}: {name}")
     if lost:
         examples = "; ".join(lost[:3] + ["..."] * (len(lost) > 3))
-        raise ValueError(
-            f"'{path}': {len(lost)} of {len(lines)} files do not exist ({examples}). "
-            f"Paths are relative to the manifest's folder '{path.parent}', or absolute."
-        )
+        rule = f"Paths are relative to the manifest's folder '{path.parent}', or absolute."
+        raise ValueError(f"'{path}': {len(lost)} of {len(lines)} files do not exist ({examples}). {rule}")
 
 
 def _build(

@@ -43,10 +43,7 @@ def summarise(path: str | Path) -> tuple[dict[str, int], Counter[str]]:
 def shares(
     boxes: Sequence[Box], path: str | Path, *, ignore: Collection[str] = (), origin: tuple[float, float] = (0, 0)
 ) -> list[Share]:
-    """How much of each box the classes cover, but for those to `ignore`; overlapping ones may sum to more than 1.
-
-    The coordinates of the shapes start at the level-0 pixel `origin`.
-    """
+    """How much of each box the classes cover; the coordinates of the shapes start at the level-0 pixel `origin`."""
     answer, _ = _ask(path, {"boxes": boxes, "ignore": sorted(ignore), "origin": origin})
     return [(by_class, covered) for by_class, covered in answer["shares"]]
 
@@ -67,10 +64,8 @@ def _ask(path: str | Path, request: dict[str, Any]) -> Message:
         except ChildError as error:
             raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
         except ChildDied as error:
-            raise ValueError(
-                f"{path} needs too much time or memory ({error}; at most {MEMORY >> 30} GB): a polygon is damaged or "
-                "crosses itself very often; simplify it in QuPath and export again"
-            ) from error
+            reason = f"{path} needs too much time or memory ({error}; at most {MEMORY >> 30} GB)"
+            raise ValueError(f"{reason}: simplify its polygons in QuPath and export again") from error
 
 
 # In the child
@@ -107,10 +102,8 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Coun
             else:
                 shapes.setdefault(name, []).append(_area(geometry))
         except (AttributeError, KeyError, TypeError, IndexError, ValueError, OverflowError, ShapelyError) as error:
-            raise ValueError(
-                f"{path}: feature {number} is not a polygon as QuPath exports it "
-                f"({type(error).__name__}: {error!s:.100}); export the annotations again as GeoJSON"
-            ) from error
+            reason = f"feature {number} is not a polygon as QuPath exports it ({type(error).__name__}: {error!s:.100})"
+            raise ValueError(f"{path}: {reason}; export the annotations again as GeoJSON") from error
     if not shapes:
         counts = ", ".join(f"{count} x {why}" for why, count in ignored.items()) or "no feature"
         raise ValueError(f"{path} labels nothing ({counts}); give the annotations a class in QuPath and export again")

@@ -93,10 +93,8 @@ def read_rows(path: str | Path, option: str = "--labels", columns: Sequence[str]
         raise ValueError(f"{option}: there is no file {printable(path)}")
     header, lines = read_csv(file)
     if "slide" not in header or not {*columns} & {*header}:
-        raise ValueError(
-            f"{file} needs the column `slide` and one or more of {', '.join(columns)} (found: {', '.join(header)})"
-            f"{did_you_mean('slide', header)}"
-        )
+        rule = f"needs the column `slide` and one or more of {', '.join(columns)}"
+        raise ValueError(f"{file} {rule} (found: {', '.join(header)}){did_you_mean('slide', header)}")
     rows: dict[str, dict[str, str]] = {}
     for line, cells in lines:
         name = Path(cells["slide"].strip()).name
@@ -114,10 +112,7 @@ def make_plan(
     slides: Sequence[Path], annotations: Sequence[Path], labels: Rows, *, classes: Sequence[str] = (),
     ignore: Sequence[str] = (), outside: str | None = None,
 ) -> TilesPlan:  # fmt: skip
-    """Plan which slides to cut, to tiles of the allowed `classes` (all by default), but not of those to `ignore`.
-
-    `outside` is the label of tissue outside all annotations.
-    """
+    """Plan which slides to cut to tiles of the allowed `classes`; `outside` labels tissue outside all annotations."""
     annotation_of, plan = _match(slides, annotations), TilesPlan([], [], [], Counter())
     places: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
@@ -139,18 +134,14 @@ def make_plan(
         plan.slides.append(PlannedSlide(path, domain, _group(cells) or path.stem, label, annotation))
     for name, place in places.items():
         if classes and name not in classes:
-            raise ValueError(
-                f"unknown class {name!r} in {place}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
-                "correct it, add it to --classes, or ignore its annotations with --ignore"
-            )
+            known = f"(--classes: {', '.join(classes)}); correct it, add it to --classes, or use --ignore"
+            raise ValueError(f"unknown class {name!r} in {place}{did_you_mean(name, classes)} {known}")
     plan.classes.extend(sorted(places))
     first: dict[str, PlannedSlide] = {}
     for slide in plan.slides:
         if (other := first.setdefault(slide.folder.lower(), slide)) is not slide:
-            raise ValueError(
-                f"{other.path} and {slide.path} are both called {slide.path.stem!r} at site {slide.domain!r}; rename "
-                "one, or give them different sites in the column `domain` of --labels"
-            )
+            both = f"{other.path} and {slide.path} are both called {slide.path.stem!r} at site {slide.domain!r}"
+            raise ValueError(f"{both}; rename one, or give them different sites in the column `domain` of --labels")
     return plan
 
 
@@ -162,10 +153,8 @@ def _match(slides: Sequence[Path], annotations: Sequence[Path]) -> dict[Path, Pa
         fitting = [path for path in slides if name in (path.name, path.stem)]
         if not fitting:
             hint = did_you_mean(name, [path.stem for path in slides])
-            raise ValueError(
-                f"{file} is the annotation of no slide{hint}: it must be called like one, such as "
-                f"{slides[0].stem}.geojson; add its slide, or take it out of --annotations"
-            )
+            rule = f"it must be called like one, such as {slides[0].stem}.geojson"
+            raise ValueError(f"{file} is the annotation of no slide{hint}: {rule}; add the slide, or leave it out")
         beside = [path for path in fitting if path.parent.resolve() == file.parent.resolve()]
         slide, *others = beside if len(fitting) > 1 and beside else fitting
         if others or slide in annotation_of:
@@ -195,10 +184,7 @@ class CutSettings:
 def cut_slide(
     folder: Path, slide: str, annotation: str | None, label: str, settings: dict[str, Any], result: str
 ) -> None:
-    """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label.
-
-    The folder for partial results is not used, because cutting a slide takes only minutes.
-    """
+    """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label."""
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:
         grid, _, _, windows = find_tiles(
@@ -269,10 +255,7 @@ def write_summary(out: Path, plan: TilesPlan, failures: Mapping[str, str]) -> di
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
-    """The class that covers at least `least` (above one half) of a tile, where the others leave the rest alone.
-
-    OUTSIDE or AMBIGUOUS if there is none. `covered` is the share that any class covers; classes may overlap.
-    """
+    """The label of a tile, OUTSIDE or AMBIGUOUS; `covered` is the share that any of the classes covers."""
     candidates = {**shares, OUTSIDE: 1 - covered}
     best = max(candidates, key=lambda name: candidates[name])
     others = sum(candidates.values()) - candidates[best]

@@ -51,10 +51,7 @@ def require_openslide() -> None:
 
 
 def open_slide(path: str | Path, mpp: float | None = None) -> "Slide":
-    """Open a slide of any format that OpenSlide reads; UnreadableSlide if it cannot be, or its scale is unknown.
-
-    `mpp`, microns per pixel of level 0, overrides the value in the file.
-    """
+    """Open a slide; `mpp`, microns per pixel of level 0, overrides the value in the file."""
     require_openslide()
     if not Path(path).is_file():
         reason = "is a folder, pipe or device, and a slide is a file" if Path(path).exists() else "does not exist"
@@ -132,10 +129,7 @@ class Slide:
         self, corner: tuple[float, float], extent: tuple[float, float], size: tuple[int, int],
         interpolation: str = BILINEAR,
     ) -> np.ndarray:  # fmt: skip
-        """An area of level 0 as (size[1], size[0], 3) uint8; white where the slide has no pixels.
-
-        The coarsest level that is still fine enough is read and, antialiased, resized once.
-        """
+        """An area of level 0 as (size[1], size[0], 3) uint8; white where the slide has no pixels."""
         level = self.best_level(SLACK * min(extent[0] / size[0], extent[1] / size[1]))
         scale = self.downsamples[level]
         taken = max(1, round(extent[0] / scale)), max(1, round(extent[1] / scale))
