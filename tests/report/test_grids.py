@@ -33,9 +33,8 @@ def means(one: Line) -> list[float | None]:
 
 
 def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Make) -> None:
-    runs = read(
-        fold(0.9, lr=1e-3, validation=0.5), fold(0.6, lr=1e-2, validation=0.7), fold(0.8, lr=1.0, validation=0.6)
-    )
+    tried = ((0.9, 1e-3, 0.5), (0.6, 1e-2, 0.7), (0.8, 1.0, 0.6))
+    runs = read(*(fold(value, lr=lr, validation=validation) for value, lr, validation in tried))
     number = gather(best_runs(runs), Column("", {"PACS": ["sketch"]}), "in")
     assert number is not None and number.mean == pytest.approx(60) and number.tried == 3
     assert number.runs == (runs["run"].unique()[1],)
@@ -130,12 +129,9 @@ def test_missing_cells_name_the_command_that_fills_them(fold: Make) -> None:
 
 
 def test_another_evaluation_interval_is_another_table(fold: Make) -> None:
-    own = [
-        fold(0.8, steps=5001, eval_every=100),
-        fold(0.6, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=50),
-    ]
-    other = [fold(0.7, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=200)]
-    runs = read(*own, *other).drop_duplicates("path")
+    vlcs_run = {"data": "data/VLCS", "unseen": "SUN09", "steps": 5001}
+    paths = [fold(0.8, steps=5001, eval_every=100), *(fold(0.6, eval_every=n, **vlcs_run) for n in (50, 200))]
+    runs = read(*paths).drop_duplicates("path")
     pacs, vlcs, rare = runs["setup"]
     assert pacs == vlcs != rare  # each data set's own protocol is one setup
     texts = runs["setup_text"].tolist()
@@ -183,9 +179,8 @@ def test_oracle_suite_and_its_masks(fold: Make) -> None:
     assert "oracle-tiny --unseen mist" in line(suite, "lp-ln").entries[1].command
     assert [grid.name for grid in masks] == ["masks-oracle-easy", "masks-oracle-tiny"]
     assert means(masks[0].lines[0])[:4] == [40, 20, 70, 90]
-    beside = fold(
-        0.9, data="oracle-easy", unseen="mist", method="patchgen", mask=mask | {"untrained_auroc": 0.3}, seed=2
-    )
+    mask["untrained_auroc"] = 0.3
+    beside = fold(0.9, data="oracle-easy", unseen="mist", method="patchgen", mask=mask, seed=2)
     _, grid = oracle_grids(read(beside))
     assert [column.heading for column in grid.columns[:2]] == ["AUROC", "AUROC, untrained"]
     assert means(grid.lines[0])[:2] == [40, 30]

@@ -57,9 +57,8 @@ def test_finished_runs_of_the_same_method_take_precedence(tmp_path: Path) -> Non
     assert forecast.seconds == pytest.approx((3 + 5) / 2 + (3 + 5 + 16) / 3 + 2 * USUAL, abs=0.1)
     assert forecast.bases[FINISHED] == 2 and forecast.bases.total() == 3  # one is done
     text = forecast.lines(workers=2)
-    assert (
-        text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  2 runs from {FINISHED}" in text
-    )
+    assert text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers")
+    assert f"  2 runs from {FINISHED}" in text
 
 
 def test_damaged_runs_are_ignored_and_interrupted_ones_count_in_part(tmp_path: Path) -> None:

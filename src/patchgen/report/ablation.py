@@ -36,9 +36,8 @@ def ablation_row(config: Config) -> str | None:
 def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """Rows 1.1 to 3.5, data sets across, without and with SWAD; only if a row specific to the ablation was run."""
     for group in by_setup(scores[scores["task"] == "mdg"]):
-        group = (
-            group.assign(row=group["config"].map(ablation_row)).dropna(subset="row").sort_values("row", kind="stable")
-        )
+        rows = group["config"].map(ablation_row)
+        group = group.assign(row=rows).dropna(subset="row").sort_values("row", kind="stable")
         if set(group["row"]) <= {"1.1", "1.2", "3.1", "3.5"}:
             continue
         columns = [column for c, text in _checkpoints(group).items() for column in dataset_columns(group, c, text)]

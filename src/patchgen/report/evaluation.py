@@ -34,7 +34,8 @@ def write_evaluation(metrics: dict[str, Any], answers: Answers, predictor: Predi
     drawn = _confusion_figure(metrics["classes"], metrics["confusion"]), _reliability_figure(metrics["reliability"])
     for figure in drawn:
         figure.save(out)
-    write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
+    lines = _table(answers)
+    write_csv(out / "images.csv", next(lines), lines, people=True)
     write_text(out / "metrics.json", json_text(metrics) + "\n")
     write_page(out / "index.html", _render_page(metrics, {figure.name: figure for figure in drawn}, pictures))
 
@@ -62,25 +63,22 @@ def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[l
     return entries, pictures
 
 
-def _header(answers: Answers) -> list[str]:
-    flag = [] if answers.unlike is None else ["unlike_training"]
-    names = ["path", "site", "group", "truth", "label", "right", "confidence", *flag]
-    return [*names, *(f"p_{printable(name)}" for name in answers.classes), "note"]
-
-
-def _lines(answers: Answers) -> Iterator[list[str]]:
-    """One line per image that was read, then one per image that could not be."""
+def _table(answers: Answers) -> Iterator[list[str]]:
+    """The heading, one line per image that was read, then one per image that could not be."""
     table, predicted, right, confidence = answers.table, answers.predicted, answers.right, answers.confidence
+    flag = [] if answers.unlike is None else ["unlike_training"]
+    classes = (f"p_{printable(name)}" for name in answers.classes)
+    head = ["path", "site", "group", "truth", "label", "right", "confidence", *flag, *classes, "note"]
+    yield head
     for i, row in enumerate(answers.rows.tolist()):
-        flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
+        unlike = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
         note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
         cells = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else "",
                  table.label_name(row), answers.classes[predicted[i]], str(bool(right[i])).lower(),
-                 f"{confidence[i]:.6f}", *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]  # fmt: skip
+                 f"{confidence[i]:.6f}", *unlike, *(f"{p:.6f}" for p in answers.probabilities[i]), note]  # fmt: skip
         yield [printable(cell) for cell in cells]
-    empty = [""] * (len(_header(answers)) - 2)
     for image in answers.unreadable:
-        yield [printable(image.path), *empty, printable(f"not scored: {image.reason}")]
+        yield [printable(image.path), *[""] * (len(head) - 2), printable(f"not scored: {image.reason}")]
 
 
 def _render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:

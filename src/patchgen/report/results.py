@@ -105,9 +105,8 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
     for data, of_data in wide.groupby("data", sort=False):
         for name in SETUP:
             if len(values := sorted(of_data[name].unique())) > 1:
-                raise ValueError(
-                    f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
-                )
+                several = f"several values of {name}, {', '.join(values)}"
+                raise ValueError(f"rows of {data} have {several}; choose with --only")
     # as in `runs/scores.py`, one line per number
     long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False)
     numbers = long[long["value"] != ""].astype({"value": float}).sort_index(kind="stable")
@@ -119,9 +118,8 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
         [(data, unseen)] = folds
         grids = [_grid(f"{data}, unseen: {unseen}", numbers, [_column(score, {data: [unseen]}) for score in shown])]
     else:
-        grids = [
-            _fold_grid(numbers[numbers["metric"] == score], score) for score in shown if score in set(numbers["metric"])
-        ]
+        present = set(numbers["metric"])
+        grids = [_fold_grid(numbers[numbers["metric"] == score], score) for score in shown if score in present]
     parts = [f"{grid.title}\n\n{grid.markdown()}" for grid in grids]
     notes = [*(grid.error_note() for grid in grids[:1]), *unequal_terms(numbers["method"].unique())]
     parts += ["\n".join(filter(None, notes)), *(_paired(numbers, base) for base in against)]

@@ -243,15 +243,9 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
             values[seed] = statistics.fmean(map(statistics.fmean, of_data.values()))
     if not values:
         return None
-    return Number(
-        {name: column.scale * value for name, value in values.items()},
-        tuple(dict.fromkeys(row.run for row in used)),
-        sum(row.images for row in used[: len(folds)]),
-        used[0].selected_by,
-        part,
-        max(row.tried for row in used),
-        column.over,
-    )
+    values = {name: column.scale * value for name, value in values.items()}
+    runs, images = tuple(dict.fromkeys(row.run for row in used)), sum(row.images for row in used[: len(folds)])
+    return Number(values, runs, images, used[0].selected_by, part, max(row.tried for row in used), column.over)
 
 
 def fill(
