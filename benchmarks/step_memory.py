@@ -23,7 +23,7 @@ import torch
 from patchgen.common.files import write_text
 from patchgen.config import Config, read_settings
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.diagnose.cost import StepCost, make_step, random_batch, step_cost
+from patchgen.diagnose.cost import COUNTED_BY, StepCost, make_step, random_batch, step_cost
 from patchgen.sweep.recipe import expand, is_recipe, read_recipe
 
 BACKBONES = ("dinov2-small", "dinov2-base", "dinov2-large")
@@ -34,7 +34,6 @@ ROOM = 23e9  # bytes of a 24 GB card beside what CUDA itself takes
 RECIPES = Path(__file__).parents[1] / "configs" / "paper"
 COSTS: dict[str, StepCost | None] = {}
 MARKS = "<!-- python -m benchmarks.step_memory -->\n", "<!-- end -->\n"
-USED = ("backbone", "method", "tune", "hparams", "image_size", "lora_rank", "optimizer", "pool")
 
 
 def settings(backbone: str, method: str, precision: str, checkpointing: bool) -> Config:
@@ -45,7 +44,7 @@ def settings(backbone: str, method: str, precision: str, checkpointing: bool) ->
 
 def cost_of(config: Config) -> StepCost | None:
     """None if the method refuses these settings, or cannot be counted; once for settings that cost the same."""
-    key = repr([getattr(config, name) for name in (*USED, "precision", "checkpoint_activations")])
+    key = repr([getattr(config, name) for name in COUNTED_BY])
     if key not in COSTS:
         COSTS[key] = None
         with suppress(ValueError):
@@ -130,7 +129,7 @@ def steps_of(recipe: Path) -> dict[str, tuple[Config, int]]:
     for run in expand(read_recipe(recipe), lambda settings: domains(str(settings["data"]))):
         if isinstance(config := run.config, Config):
             images = config.batch_per_domain * (len(domains(config.data)) - 1)
-            key = repr([getattr(config, name) for name in USED])
+            key = repr([getattr(config, name) for name in COUNTED_BY])
             if key not in result or images > result[key][1]:
                 result[key] = replace(config, precision="32-true"), images
     return result
