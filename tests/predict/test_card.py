@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from patchgen.predict.card import SAME, card
 
@@ -30,6 +31,14 @@ def test_labels_are_text_and_never_markup(facts: dict[str, Any]) -> None:
     assert "<script" not in text and "&#60;script&#62;alert(1)" in text
     assert "| berlin &#124; x | 3 | 4 |" in text and "](http" not in text
     assert facts["classes"][1].startswith("<script>"), "the facts stay as they are"
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert (header["pipeline_tag"], header["license"], header["license_name"]) == (
+        "image-classification",
+        "other",
+        "none",
+    )
+    for words in ("selection map, not an annotation", "licence: none", "overconfident", "logits / 1.5000"):
+        assert words in text
 
 
 def test_without_an_expectation_the_card_says_why(facts: dict[str, Any]) -> None:

@@ -81,15 +81,6 @@ def test_numbers_equal_the_obvious_computation() -> None:
         assert (one.distance_ratio == 1) == one.fits_known
 
 
-def test_central_images_come_first() -> None:
-    vectors, _ = blobs({5: 15}, spread=0.1)
-    groups = group_features(features_of(vectors), *known_blobs(), new_classes=1)
-    central = groups.of("new-1")
-    centre = vectors.mean(0)
-    order = np.argsort(np.linalg.norm(vectors - centre, axis=1))
-    assert [one.path.stem for one in central] == [str(i) for i in order] and groups.of("ant") == []
-
-
 def test_equal_points_are_no_division_by_zero() -> None:
     same = np.tile(np.eye(12, dtype=np.float32)[0], (4, 1))
     groups = group_features(features_of(same), same[:2], ["a", "a"], new_classes=1)

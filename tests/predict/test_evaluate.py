@@ -55,7 +55,7 @@ def test_every_number_equals_scikit_learn() -> None:
     assert found["binary"]["specificity"] == pytest.approx(recall_score(*dog, pos_label=False))
     assert found["binary"]["prevalence"] == pytest.approx(dog[0].mean())
     for i, site in enumerate(("berlin", "lyon")):
-        own = answers.site == i
+        own = np.arange(90) % 2 == i
         assert found["sites"][site]["macro_f1"] == pytest.approx(f1_score(label[own], said[own], average="macro"))
         assert found["sites"][site]["images"] == 45
     assert sum(one["images"] for one in found["reliability"]) == 90

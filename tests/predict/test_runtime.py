@@ -74,7 +74,7 @@ def test_half_precision(tiny_half: Predictor, monkeypatch: pytest.MonkeyPatch) -
     found = np.stack([one.probabilities for one in tiny_half.score(images)])
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert tiny_half.variant == "bf16-mixed"
-    assert runtime._half(tiny_half, "openvino") and not runtime._half(tiny_half, "onnx")
+    assert runtime._session(tiny_half, "openvino")[-1] and not runtime._session(tiny_half, "onnx")[-1]
     assert runtime._allowed({"classes": 0, "probabilities": 0, "mask": 0.04}, half=True)
     with pytest.raises(runtime.RefusedRuntime):
         runtime._allowed({"classes": 0, "probabilities": 0, "mask": 0.04})

@@ -26,6 +26,10 @@ class Viewer(Browser):
         self.until("typeof state === 'object' && state.model !== null")
         self.until("document.getElementById('status').textContent === ''")
 
+    def set(self, name: str, value: object, event: str = "change") -> None:
+        dispatch = f"e.dispatchEvent(new Event('{event}', {{bubbles: true}}))"
+        self.run(f"(e => {{ e.value = '{value}'; {dispatch}; }})(document.getElementById('{name}'))")
+
     def upload(self, *files: Path) -> None:
         root = self.send("DOM.getDocument")["root"]["nodeId"]
         node = self.send("DOM.querySelector", nodeId=root, selector="#files")["nodeId"]
@@ -86,11 +90,6 @@ PATCH = """(patch => { const c = document.getElementById('canvas'), w = c.width 
   let sum = 0; for (let i = 0; i < d.length; i += 4) sum += d[i] + d[i + 1] + d[i + 2]; return sum / d.length; })"""
 
 
-def slide(page: Viewer, value: float) -> None:
-    page.run(f"(s => {{ s.value = {value}; s.dispatchEvent(new Event('input', {{bubbles: true}})); }})"
-             "(document.getElementById('threshold'))")  # fmt: skip
-
-
 def test_upload_shows_the_answer_the_mask_and_the_rankings(page: Viewer, files: Path) -> None:
     assert "not annotations and not a diagnosis" in page.text("notice")
     page.upload(files / "good0.png", files / "good1.png")
@@ -100,10 +99,8 @@ def test_upload_shows_the_answer_the_mask_and_the_rankings(page: Viewer, files: 
     assert page.text("answer") == f"{label}, {100 * confidence:.1f} %"
     assert page.run("document.querySelectorAll('#classes tr').length") == 3
     assert page.run("document.querySelectorAll('#opened button').length") == 2
-    assert page.run("[...document.querySelectorAll('#opened button')].map(b => b.getAttribute('aria-current'))") == [
-        "false",
-        "true",
-    ]
+    current = page.run("[...document.querySelectorAll('#opened button')].map(b => b.getAttribute('aria-current'))")
+    assert current == ["false", "true"]
     page.until("document.querySelectorAll('#rankings figure').length === 3")
     assert page.run("state.current.maps.mask.length") == 16
     assert "fixed scale" in page.text("scale-note") and "not calibrated" in page.text("calibration")
@@ -117,13 +114,13 @@ def test_the_slider_dims_patches_below_and_the_mask_can_be_stretched(page: Viewe
     threshold = round((mask[order[7]] + mask[order[8]]) / 2, 2)
     kept = sum(value >= threshold for value in mask)
     weakest, strongest = (page.run(f"{PATCH}({order[i]})") for i in (0, -1))
-    slide(page, threshold)
+    page.set("threshold", threshold, "input")
     assert page.text("kept") == f"{threshold:.2f}: {kept} of 16 patches at or above"
     if kept < 16:
         assert page.run(f"{PATCH}({order[0]})") < weakest - 10
     if kept:
         assert page.run(f"{PATCH}({order[-1]})") == pytest.approx(strongest, abs=0.5)
-    slide(page, 1)
+    page.set("threshold", 1, "input")
     assert page.text("kept") == "1.00: 0 of 16 patches at or above"
     assert page.run(f"{PATCH}({order[-1]})") < strongest - 10
     assert page.run("shownMap()") == mask  # stretched only when asked, and then it says so
@@ -172,11 +169,11 @@ def test_all_dimmed_patches_at_once_and_mean_colour(page: Viewer, files: Path) -
     page.upload(files / "good0.png")
     mask = page.until("state.current.maps.mask")
     threshold = round(sum(mask) / 16, 2)
-    slide(page, threshold)
+    page.set("threshold", threshold, "input")
     page.run("document.getElementById('below').click()")
     blurred = page.until("state.current.moved")
     assert sorted(page.run("[...state.current.off]")) == [i for i, value in enumerate(mask) if value < threshold]
-    page.run("(o => { o.value = 'mean'; o.dispatchEvent(new Event('change')); })(document.getElementById('operator'))")
+    page.set("operator", "mean")
     changed = f"state.current.moved.confidence !== {blurred['confidence']!r}"
     other = page.until(f"state.current.moved && {changed} && state.current.moved")
     assert other["off"] == blurred["off"]
@@ -211,7 +208,7 @@ def test_bad_files_are_said_the_good_one_is_shown_and_names_are_never_markup(pag
 
 def test_a_model_without_a_mask_shows_the_rankings_it_has(page: Viewer, files: Path) -> None:
     page.upload(files / "good0.png")
-    page.run("(m => { m.value = '2'; m.dispatchEvent(new Event('change')); })(document.getElementById('model'))")
+    page.set("model", 2)
     page.until("state.model.id === '2' && state.current.scores && state.current.scores.model === '2'")
     page.until("document.querySelector('#rankings canvas[aria-label^=attention]') !== null")
     assert page.run("document.getElementById('map').value") == "attention" and "no mask" in page.text("about")
@@ -221,8 +218,8 @@ def test_a_model_without_a_mask_shows_the_rankings_it_has(page: Viewer, files: P
 
 def test_a_model_that_cannot_be_loaded_leaves_the_one_before(page: Viewer, files: Path) -> None:
     page.upload(files / "good0.png")
-    page.run("(m => { m.append(make('option', {value: '99'}, 'gone')); m.value = '99'; "
-             "m.dispatchEvent(new Event('change')); })(document.getElementById('model'))")  # fmt: skip
+    page.run("document.getElementById('model').append(make('option', {value: '99'}, 'gone'))")
+    page.set("model", 99)
     page.until("document.getElementById('message').textContent.includes('no such model')")
     assert page.run("document.getElementById('model').value") == "1" and page.run("isReady()")
     page.run("0")
@@ -233,8 +230,8 @@ def test_the_map_has_colours_and_opacity_and_is_saved_as_a_numpy_array(page: Vie
     page.upload(files / "good0.png")
     page.until("state.current.maps.mask")
     assert page.run("colour(1)") == "rgba(253,231,37,0.6)"
-    page.run("(c => { c.value = 'gray'; c.dispatchEvent(new Event('input')); })(document.getElementById('colours'))")
-    page.run("(o => { o.value = '1'; o.dispatchEvent(new Event('input')); })(document.getElementById('opacity'))")
+    page.set("colours", "gray", "input")
+    page.set("opacity", 1, "input")
     assert page.run("colour(0.5)") == "rgba(128,128,128,1)"
     mask = page.run("state.current.maps.mask")
     assert page.run(f"{PATCH}(5)") == pytest.approx(0.75 * 255 * mask[5], abs=1.5)  # the map alone; alpha counts as 0
@@ -260,14 +257,8 @@ def test_models_side_by_side_on_one_image(page: Viewer, files: Path) -> None:
 
 
 def test_a_model_card_is_shown_as_text_never_as_markup(page: Viewer) -> None:
-    parts = (
-        "---\nlicense: mit\n---",
-        "# A <img src=x>",
-        "Use `a` and **b**.",
-        "- one\n  more",
-        "| h |\n|---|\n| <b>1</b> |",
-    )
-    card = "\n\n".join(parts)
+    table = "| h |\n|---|\n| <b>1</b> |"
+    card = "\n\n".join(("---\nlicense: mit\n---", "# A <img src=x>", "Use `a` and **b**.", "- one\n  more", table))
     page.run(f"window.shown = make('div', {{}}, ...written({card!r})); document.body.append(shown)")
     assert page.run("[...shown.children].map(e => e.tagName)") == ["H5", "P", "UL", "DIV"]
     assert page.run("shown.querySelectorAll('img, b').length") == 0
@@ -290,9 +281,8 @@ def test_runs_are_compared_side_by_side(page: Viewer) -> None:
     page.until("document.querySelectorAll('#runs-table tbody tr').length === 2")
     assert page.run("document.activeElement.id") == "tab-runs"
     page.until("document.querySelectorAll('.charts svg').length >= 4")
-    rows = page.run(
-        "[...document.querySelectorAll('#differences tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
-    )
+    cells = "[...r.cells].map(c => c.textContent)"
+    rows = page.run(f"[...document.querySelectorAll('#differences tbody tr')].map(r => {cells})")
     assert ["method", "patchgen", "lp-ln"] in rows and all(len(set(row[1:])) > 1 for row in rows)
     assert page.run("document.querySelectorAll('.summary').length") == 2
     page.run("document.querySelector('#runs-table input').click()")

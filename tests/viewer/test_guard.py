@@ -98,11 +98,6 @@ def test_nothing_else_is_served(client: Any, path: str) -> None:
     assert answer.status_code == 404 and "error" in answer.json()
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH"])
-def test_other_verbs_are_refused(client: Any, method: str) -> None:
-    assert client.request(method, "/api/perturb").status_code == 405
-
-
 def test_the_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
     folder = Path(__file__).parents[2] / "src/patchgen/viewer/static"
     texts = {file.name: file.read_text() for file in folder.iterdir()}
@@ -164,17 +159,15 @@ def test_too_large_is_refused_with_and_without_a_length(make_client: Callable[..
         answer = client.post("/api/predict", content=content, headers={"content-type": FORM})
         assert answer.status_code == 413 and "at most" in answer.json()["error"]
     json_body = json.dumps({"model": "1", "image": "x", "off": [1] * 200_000})
-    assert (
-        client.post("/api/perturb", content=json_body, headers={"content-type": "application/json"}).status_code == 413
-    )
+    answer = client.post("/api/perturb", content=json_body, headers={"content-type": "application/json"})
+    assert answer.status_code == 413
 
 
 def test_a_large_file_and_many_files_are_refused(make_client: Callable[..., Any]) -> None:
     client = make_client(file_bytes=2000, images=2)
-    post = lambda *files: client.post("/api/predict", data={"model": "1"}, files=[("image", f) for f in files])  # noqa: E731
-    [found] = post(("a.png", png())).json()["images"]
-    assert "at most" in found["error"] and "MB" in found["error"]
-    many = post(*[("a.png", b"x")] * 3)
+    file = ("image", ("a.png", png()))
+    one, many = (client.post("/api/predict", data={"model": "1"}, files=[file] * count) for count in (1, 3))
+    assert "at most" in one.json()["images"][0]["error"] and "MB" in one.json()["images"][0]["error"]
     assert many.status_code == 400 and "at most 2 images" in many.json()["error"]
 
 
@@ -239,12 +232,3 @@ def test_all_uploads_together_are_bounded() -> None:
     assert call(guard, whole(), HEAD)[0]["status"] == 503 and guard.arriving == 6
     guard.arriving = 5
     assert call(guard, whole(), HEAD)[0]["status"] == 200 and log == [10] and guard.arriving == 5
-
-
-@pytest.mark.parametrize("length", ["-1", "1e9", "²", "0x10"])
-def test_a_length_that_is_no_number_is_refused(length: str) -> None:
-    async def nothing() -> AsyncIterator[dict[str, Any]]:
-        yield {"type": "http.request", "body": b"", "more_body": False}
-
-    sent = call(Guard(swallow([]), Hosts(), Limits()), nothing(), {**HEAD, "content-length": length})
-    assert sent[0]["status"] == 400

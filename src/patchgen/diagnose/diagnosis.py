@@ -70,7 +70,7 @@ def prepare(runs: Sequence[str], data: str | None = None, options: Options | Non
     options = options or Options()
     subjects = open_subjects(runs, data, options.checkpoint, **device)
     main, rankings = subjects[0], []
-    check_rankings(main.model, options.rankings, f"{main.name} ({main.run})")
+    check_rankings(main.model, options.rankings, f"{main.name} ({main.folder.path.resolve().name})")
     for subject in subjects:
         if options.steps > subject.patches:
             raise ValueError(f"--steps must be at most the {subject.patches} patches of an image, not {options.steps}")
@@ -98,7 +98,7 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         plane = {"x": points[subject.name][:, 0], "y": points[subject.name][:, 1]}
         exported[subject.name] = {"path": path, "domain": domain, "label": label, "features": features, **plane}
         runs[subject.name] = {
-            "run": subject.run,
+            "run": subject.folder.path.resolve().name,
             **summarise(records[subject.name], subject.patches),
             "untrained": {name: pair["untrained"] for name, pair in recorded_mask(subject.folder.path).items()},
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},

@@ -113,8 +113,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         if self.method or ((unseen or not self.expect or self.preset == "quick") and tuple(self.methods) == COMPARED):
             return [self.config(data, unseen)]
         configs = [self.config(data, unseen, method) for method in self.methods]
-        unknown = set(self.hparams or {}).difference(*(config.hparams for config in configs))
-        if unknown:
+        if unknown := set(self.hparams or {}).difference(*(config.hparams for config in configs)):
             raise ValueError(f"hparams {min(unknown)}: none of the methods {', '.join(self.methods)} has it")
         return configs
 

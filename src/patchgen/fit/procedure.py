@@ -38,17 +38,10 @@ LONG = 15 * 60  # seconds: longer ones name the ways to shorten them
 
 
 def fit(
-    configs: Config | Sequence[Config],
-    runs: str | Path,
-    *,
-    expecting: bool = True,
-    split_given: bool = True,
-    quiet: bool = False,
-    track: str | bool = False,
-    minutes: float | None = None,
-    fixed: Iterable[str] = (),
+    configs: Config | Sequence[Config], runs: str | Path, *, expecting: bool = True, split_given: bool = True,
+    quiet: bool = False, track: str | bool = False, minutes: float | None = None, fixed: Iterable[str] = (),
     stop_at_quick: Callable[[str], bool] = lambda offer: False,
-) -> Model:
+) -> Model:  # fmt: skip
     """Train a deployable model; ValueError for settings or data that cannot be used, before the first training.
 
     Args:
@@ -77,9 +70,6 @@ def fit(
                 plan.say(offer)
                 plan = quick if stop_at_quick(offer) else plan
         return _run(plan)
-
-
-# Planning
 
 
 def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
@@ -253,9 +243,6 @@ def reported(config: Config) -> Checkpoint:
     return "swad" if config.swad else "selected"
 
 
-# The model
-
-
 def finish(
     run: RunFolder, fold: Fold, folds: list[dict[str, Any]], quiet: bool = False, choice: Choice | None = None
 ) -> Model:
@@ -271,8 +258,18 @@ def finish(
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, calibration = calibrate(predictor, whole, store, bar.tick, tokens)
     header = load_tensors(run.checkpoint(checkpoint))[1]
+    table = fold.table
     about: dict[str, Any] = {
-        "data": data_facts(fold),
+        "data": {  # names and counts, no path
+            "sites": list(table.domains),
+            "counts": table.counts(),
+            "unseen": fold.unseen if fold.test else None,
+            "trained_on": sum(len(rows) for rows in fold.train.values()),
+            "groups": len(set(table.group)) if table.group else None,
+            "split": fold.splits.rule,
+            "weighted": fold.sample_weights() is not None,
+            "benchmark": table.benchmark,
+        },
         "expected": asdict(_expected(folds)) if folds else None,
         "folds": folds,
         "choice": asdict(choice) if choice else None,
@@ -282,18 +279,3 @@ def finish(
         "checkpoint": checkpoint,
     }
     return Model(predictor, about)
-
-
-def data_facts(fold: Fold) -> dict[str, Any]:
-    """The facts about the images for the card: names and counts, no path."""
-    table = fold.table
-    return {
-        "sites": list(table.domains),
-        "counts": table.counts(),
-        "unseen": fold.unseen if fold.test else None,
-        "trained_on": sum(len(rows) for rows in fold.train.values()),
-        "groups": len(set(table.group)) if table.group else None,
-        "split": fold.splits.rule,
-        "weighted": fold.sample_weights() is not None,
-        "benchmark": table.benchmark,
-    }

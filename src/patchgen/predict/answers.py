@@ -35,11 +35,6 @@ class Answers:
     def predicted(self) -> np.ndarray:
         return self.probabilities.argmax(1)
 
-    @property
-    def site(self) -> np.ndarray:
-        """(N,) into table.domains."""
-        return self.table.domain[self.rows]
-
     @cached_property
     def confidence(self) -> np.ndarray:
         """(N,) the probability of the predicted class."""
@@ -72,17 +67,14 @@ def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> Non
     """Raise ValueError if nothing can be scored, before any image is read."""
     named = [table.classes[i] for i in np.unique(table.label[rows]) if i >= 0]
     if not named:
-        raise ValueError(f"none of the {len(rows):,} images has a label, and `evaluate` compares with labels; "
-                         "`patchgen predict` needs none")  # fmt: skip
+        raise ValueError(f"none of the {len(rows):,} images has a label; `patchgen predict` needs none")
     if not set(named) & set(classes):
         # no image is directly in its class folder: sites may have been mistaken for classes
         deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
         higher = f"; if these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
         few = [", ".join(n[:10]) + (f" and {len(n) - 10} more" if len(n) > 10 else "") for n in (named, classes)]
-        raise ValueError(
-            f"the model knows none of the data's classes ({few[0]}); its own are {few[1]}"
-            f"{did_you_mean(named[0], classes)}{higher}"
-        )
+        hint = f"{did_you_mean(named[0], classes)}{higher}"
+        raise ValueError(f"the model knows none of the data's classes ({few[0]}); its own are {few[1]}{hint}")
 
 
 def collect(
@@ -91,8 +83,8 @@ def collect(
     """Predict the labelled rows of a table; only the probabilities of each image are stored."""
     classes = tuple(predictor.classes)
     if predictor.config.task != "mdg":
-        raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no names to "
-                         "compare with labels; its summary.md scores them after matching")  # fmt: skip
+        raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no names; its "
+                         "summary.md scores them after matching")  # fmt: skip
     check_classes(table, rows, classes)
     labelled = rows[table.label[rows] >= 0]
     number = {name: i for i, name in enumerate(classes)}

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch.nn.functional import normalize
 
-from patchgen.config import NO_DOMAIN, Config
+from patchgen.config import NO_DOMAIN
 from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
 from patchgen.predict.predictor import Checkpoint, Prediction, Predictor, Unreadable
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import read_predictions
 
-LEAST_LENGTH = 1e-12  # as torch's normalize
 PER_CLASS = 60  # reference images of a known class
 FEWEST = 5  # examples of a known class in an estimate
 LOOK_AT_LEAST = 10  # new classes that an estimate considers, if there are enough images
@@ -105,21 +106,24 @@ def read_features(
     """Predictions and unit vectors of images; `tick` is called with the number of images after each batch."""
     answers = list(predictor.predict(paths, batch, tick))
     predictions = [answer for answer in answers if isinstance(answer, Prediction)]
-    vectors = np.array([prediction.features for prediction in predictions], np.float32)
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    vectors = torch.tensor(np.array([prediction.features for prediction in predictions], np.float32))
     unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
-    return Features(predictions, vectors / np.maximum(lengths, LEAST_LENGTH), unreadable)
+    return Features(predictions, normalize(vectors, dim=-1).numpy(), unreadable)
 
 
 def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule:
     """The rule for a run's model, from the predictions for left-out sites of it and of its sibling runs."""
     agreement, confidence, sites, images = [], [], [], 0
     for folder in sorted(run.path.resolve().parent.iterdir()):
-        site = _site_left_out(folder, run.config)
-        saved = read_predictions(folder, checkpoint) if site else None
-        if site is None or saved is None:
+        saved = None
+        with suppress(ValueError, OSError):  # no run, or a damaged one
+            other = RunFolder.open(folder)
+            sibling = replace(other.config, unseen=run.config.unseen) == run.config
+            if other.done and sibling and other.config.unseen != NO_DOMAIN:
+                saved = read_predictions(folder, checkpoint)
+        if saved is None:
             continue
-        sites.append(site)
+        sites.append(str(other.config.unseen))
         images += len(saved.label)
         predicted, sure = saved.probabilities.argmax(1), saved.probabilities.max(1)
         for name in np.unique(saved.label):
@@ -130,15 +134,6 @@ def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule
     if not agreement:
         return Rule()
     return Rule(min(agreement), max(0.5, min(confidence)), tuple(dict.fromkeys(sites)), images)
-
-
-def _site_left_out(folder: Path, config: Config) -> str | None:
-    """The site that a finished run with the same settings left out; None for anything else."""
-    with suppress(ValueError, OSError):
-        other = RunFolder.open(folder).config if (folder / "done").is_file() else None
-        if other and other.unseen != NO_DOMAIN and replace(other, unseen=config.unseen) == config:
-            return str(other.unseen)
-    return None
 
 
 def group_features(

@@ -52,8 +52,11 @@ def evaluate(
     known, unknown = answers.known(), answers.rows[answers.label == UNKNOWN].tolist()
     unit, unit_name = units(known)
     count = int(unit.max()) + 1
-    per_class, sites, headline = _per_class(known), _sites(known, resamples, trained_on), metrics(known)
-    spans = _intervals(known, unit, positive, resamples, tick)
+    orders, ranked = list(falling(known.label, known.probabilities)), known.probabilities.size * resamples <= WORK
+    square, sites, headline = confusion(known), _sites(known, resamples, trained_on), metrics(known)
+    each = {"images": square.sum(1).tolist(), **class_counts(square), **class_ranking(orders)}
+    per_class = {name: {key: values[i] for key, values in each.items()} for i, name in enumerate(known.classes)}
+    spans = _intervals(known, unit, positive, resamples, orders if ranked else None, tick)
     alone = f"all scored images are of class {known.classes[known.label[0]]!r}; it needs images of two classes"
     named = [*METRICS, *(["patient_accuracy"] if known.table.group else [])]
     binary = positive and {**per_class[positive], "prevalence": per_class[positive]["images"] / len(known.rows)}
@@ -74,13 +77,13 @@ def evaluate(
             "unit": unit_name,
             "units": count,
             "resamples": resamples if count > 1 else 0,
-            "resamples_ranked": resamples if count > 1 and _ranks_resampled(known, resamples) else 0,
+            "resamples_ranked": resamples if count > 1 and ranked else 0,
             "level": LEVEL,
         },
         "positive": positive,
         "binary": binary,
         "per_class": per_class,
-        "confusion": confusion(known).tolist(),
+        "confusion": square.tolist(),
         "reliability": [reliability_bin._asdict() for reliability_bin in reliability(known.confidence, known.right)],
         "sites": sites,
         "patients": _patients(known),
@@ -112,21 +115,11 @@ def metrics(answers: Answers) -> dict[str, Any]:
     return {name: values[name] for name in METRICS}
 
 
-def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
-    """Each class against the rest; None where a number is undefined."""
-    square = confusion(answers)
-    each = {**class_counts(square), **class_ranking(falling(answers.label, answers.probabilities))}
-    return {
-        name: {"images": int(square[i].sum()), **{key: values[i] for key, values in each.items()}}
-        for i, name in enumerate(answers.classes)
-    }
-
-
 def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The main metrics of each site, with an interval of its accuracy over its patients."""
-    sites = {}
-    for index in np.unique(answers.site):
-        part, name = answers.take(answers.site == index), answers.table.domains[index]
+    sites, domain = {}, answers.table.domain[answers.rows]
+    for index in np.unique(domain):
+        part, name = answers.take(domain == index), answers.table.domains[index]
         unit, _ = units(part)
 
         def site_accuracy(weights: np.ndarray, right: np.ndarray = part.right) -> Values:
@@ -196,20 +189,15 @@ def units(answers: Answers) -> tuple[np.ndarray, str]:
     return np.unique([group[row] for row in answers.rows], return_inverse=True)[1], "patients"
 
 
-def _ranks_resampled(answers: Answers, resamples: int) -> bool:
-    return answers.probabilities.size * resamples <= WORK
-
-
 def _intervals(
-    answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Tick | None
+    answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, orders: Any, tick: Tick | None
 ) -> dict[str, list[float] | None]:
     """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
     index = answers.classes.index(positive) if positive else None
-    ranked = list(falling(answers.label, answers.probabilities)) if _ranks_resampled(answers, resamples) else None
 
     def statistic(weights: np.ndarray) -> Values:
         square = confusion(answers, weights)
-        totals, ranks = scores(square), class_ranking(ranked, weights) if ranked else {}
+        totals, ranks = scores(square), class_ranking(orders, weights) if orders else {}
         values: dict[str, float | None] = {name: totals[name] for name in ("accuracy", "balanced_accuracy", "macro_f1")}
         values["patient_accuracy"] = _patient_accuracy(unit, weights, answers.right)
         values |= {name: mean(column) for name, column in ranks.items()}
@@ -256,7 +244,7 @@ def bootstrap(
 def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
     """What a reader must know: sentences for the page, the terminal and the JSON file."""
     counts, facts = results["images"], results["bootstrap"]
-    units, unit, resamples, several = facts["units"], facts["unit"], facts["resamples"], facts["units"] > 1
+    count, unit, resamples = facts["units"], facts["unit"], facts["resamples"]
     missing = [name for name, values in results["per_class"].items() if not values["images"]]
     again = [site for site in results["sites"] if site in trained_on]
     same = len(known.rows) > 1 and float(np.ptp(known.probabilities, axis=0).max()) < SAME
@@ -271,14 +259,14 @@ def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: 
         *((True, f"{METRICS[name]} is undefined: {reason}.") for name, reason in results["undefined"].items()),
         (same, "All images get the same probabilities, as identical images do: confidence, calibration and the share "
          "unlike training mean nothing here."),
-        (not several, f"A single {unit.removesuffix('s')} was scored: there is no interval."),
-        (several and not resamples, "No intervals: --resamples 0."),
-        (resamples, f"Intervals are 95 % percentile intervals of {resamples:,} resamples over {units:,} {unit}."),
+        (count < 2, f"A single {unit.removesuffix('s')} was scored: there is no interval."),
+        (count > 1 and not resamples, "No intervals: --resamples 0."),
+        (resamples, f"Intervals are 95 % percentile intervals of {resamples:,} resamples over {count:,} {unit}."),
         (resamples and unit == "images", "No patient or slide is known, so images are resampled as if they were "
          "independent; if several show one patient, the true intervals are wider. The column group of a manifest names "
          "patients."),
-        (resamples and unit == "patients" and units < FEW_PATIENTS,
-         f"{units} patients are few: the intervals are rough, and probably too narrow."),
+        (resamples and unit == "patients" and count < FEW_PATIENTS,
+         f"{count} patients are few: the intervals are rough, and probably too narrow."),
         (resamples and not facts["resamples_ranked"],
          "AUROC and average precision have no interval: too many images and classes for the resamples."),
         (again, f"The model was trained on sites of the same name ({', '.join(again)}): if the images are the same, "

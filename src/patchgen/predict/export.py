@@ -1,8 +1,5 @@
 """Export a classifier as one ONNX file, or as a folder for WSInfer and QuPath's WSInfer extension, and verify it.
 
-    differences = export(load_predictor("tiles-model"), Path("tiles.onnx"), images)
-    differences = export_wsinfer(load_predictor("tiles-model"), Path("tiles-wsinfer"), images, spacing=0.5, patch=224)
-
 ONNX: `pixels` (N, 3, S, S), RGB / 255 -> `probabilities` (N, C), calibrated, and `mask` (N, h, w) if there is one; the
 metadata says the rest. WSInfer: TorchScript from normalised pixels to logits over the temperature, and config.json.
 """
@@ -78,9 +75,6 @@ def require_extra() -> None:
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 
-# ONNX
-
-
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, Difference]:
     """Write the file and return the largest difference of each output from the original's on images (S, S, 3) uint8.
 
@@ -113,9 +107,7 @@ def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Pa
                 verbose=False,
             )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as error:
-            raise ValueError(
-                f"method {predictor.config.method!r} cannot be exported to ONNX: {first_line(error)}"
-            ) from error
+            raise ValueError(f"{predictor.config.method!r} cannot be exported to ONNX: {first_line(error)}") from error
         finally:
             predictor.model.to(predictor.device)
 
@@ -173,13 +165,10 @@ def export_wsinfer(
             with torch.inference_mode():
                 torch.jit.trace(whole, _example(predictor), check_trace=False).save(file)
         except (RuntimeError, torch.jit.TracingCheckError) as error:
-            raise ValueError(
-                f"method {predictor.config.method!r} cannot become TorchScript: {first_line(error)}"
-            ) from error
+            raise ValueError(f"{predictor.config.method!r} cannot become TorchScript: {first_line(error)}") from error
         finally:
             predictor.model.to(predictor.device)
-        text = json_text(_wsinfer_config(predictor, spacing, patch))
-        (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
+        (temporary / CONFIG).write_text(json_text(_wsinfer_config(predictor, spacing, patch)) + "\n", encoding="utf-8")
         loaded = torch.jit.load(file, map_location="cpu")
 
         @torch.inference_mode()
@@ -207,16 +196,11 @@ def _wsinfer_config(predictor: Predictor, spacing: float, patch: int) -> dict[st
     }
 
 
-# Checks
-
-
 def _check_exportable(predictor: Predictor, images: Sequence[np.ndarray], format: str) -> None:
     """ValueError for a model with stain normalisation, or with outputs that are not finite."""
     if predictor.stain:
-        raise ValueError(
-            f"this model normalises the stains of every image first (--stain macenko), which {format} cannot do; "
-            "use `patchgen predict`, or train without --stain"
-        )
+        raise ValueError(f"this model normalises stains (--stain macenko), which {format} cannot do; use `patchgen "
+                         "predict`, or train without --stain")  # fmt: skip
     predictor.score(images[:1])
 
 

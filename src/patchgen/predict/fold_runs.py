@@ -42,10 +42,6 @@ class Subject:
     store: ImageStore
 
     @property
-    def run(self) -> str:
-        return self.folder.path.resolve().name
-
-    @property
     def model(self) -> Classifier:
         return self.predictor.model
 
@@ -81,11 +77,6 @@ def open_subjects(
     subjects = []
     for folder, name in zip(folders, names, strict=True):
         predictor = load_run(folder.path, checkpoint, **device)
-        if predictor.classes != fold.classes:
-            raise ValueError(
-                f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
-                f"{', '.join(fold.classes)}; point --data at the data of the run"
-            )
         full_name = name if names.count(name) == 1 else f"{name} {folder.path.resolve().name[:6]}"
         subjects.append(Subject(full_name, folder, predictor, fold, predictor.store(fold.table.files)))
     return subjects

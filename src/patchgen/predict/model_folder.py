@@ -99,10 +99,8 @@ def check_target(target: Path) -> None:
 def check_method(method: str, with_backbone: bool) -> None:
     """Reject methods that encode new sentences for every batch: a model folder has no text tower."""
     if with_backbone and {"text", "transductive"} <= set(method_class(method).needs):
-        raise ValueError(
-            f"method {method!r} needs CLIP's text tower for every prediction, and a model folder does not hold it; add "
-            "--no-with-backbone (with_backbone=False), and keep the CLIP folder where it is"
-        )
+        raise ValueError(f"method {method!r} needs CLIP's text tower, which a model folder does not hold: add "
+                         "--no-with-backbone (with_backbone=False), and keep the CLIP folder")  # fmt: skip
 
 
 def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
@@ -163,9 +161,8 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
         familiar, threshold = under(tensors, FAMILIAR), facts["unlike_threshold"]
         known = None if threshold is None else Familiar(familiar["centres"], familiar["whitening"], float(threshold))
     except (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError) as error:
-        raise ValueError(
-            f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error!s:.200}; get the folder again"
-        ) from error
+        reason = f"{type(error).__name__} {error!s:.200}"
+        raise ValueError(f"{folder / MODEL_CONFIG} is damaged: {reason}; get the folder again") from error
     stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
     confidence = Confidence(float(facts["temperature"]), known)
     predictor = Predictor(model, tuple(facts["classes"]), config, confidence, stain, read_tile_scale(facts), **device)
@@ -174,15 +171,13 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """The part `backbone` of config.json; its architecture is checked where it is built."""
-
     source: str
     resolved: str
     licence: str
     note: str
     digest: str
     family: str
-    architecture: dict[str, Any]
+    architecture: dict[str, Any]  # checked where it is built
     included: bool
     mean: tuple[float, float, float] = number(-LARGEST_NUMBER, LARGEST_NUMBER)
     std: tuple[float, float, float] = number(1 / LARGEST_NUMBER, LARGEST_NUMBER)
@@ -280,10 +275,8 @@ def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[st
     if not facts["backbone"]["included"]:
         model = build_model(config, method, count, recorded=facts["backbone"])
         if model.backbone.digest() != facts["backbone"]["digest"]:
-            raise ValueError(
-                f"{folder} was made on {facts['backbone']['resolved']}, but {config.backbone!r} gives "
-                f"{model.backbone.resolved} here, whose digest differs; get a folder that includes its backbone"
-            )
+            raise ValueError(f"{folder} was not made on {model.backbone.resolved}: the digest differs; get a folder "
+                             "that has its backbone")  # fmt: skip
         load_trained(model, tensors)
         return model
     model = build_on(_backbone(facts["backbone"], tensors), config, method, count)
@@ -315,9 +308,6 @@ def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
     return Backbone(loaded, facts["source"], facts["resolved"])
 
 
-# Model hubs
-
-
 def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     """The folder itself, or a hub's `org/name` in the hub's local cache; only the three files are downloaded."""
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
@@ -328,10 +318,8 @@ def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
     except (OSError, HTTPError, ValueError) as error:
-        raise ValueError(
-            f"there is no folder {source}, and the hub gave no model of that name ({first_line(error)}); check the "
-            "spelling, log in if it is private, or give a local folder"
-        ) from error
+        raise ValueError(f"there is no folder {source}, and the hub gave no model of that name ({first_line(error)}); "
+                         "check the spelling, or log in if it is private") from error  # fmt: skip
 
 
 def push_model(folder: Path, repo: str, *, private: bool = False) -> str:
@@ -345,7 +333,5 @@ def push_model(folder: Path, repo: str, *, private: bool = False) -> str:
         done = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES),
                                  commit_message=f"patchgen {__version__}")  # fmt: skip
     except (OSError, HTTPError, ValueError) as error:
-        raise ValueError(
-            f"the hub did not take {repo!r} ({first_line(error)}); log in with `hf auth login` first"
-        ) from error
+        raise ValueError(f"the hub did not take {repo!r} ({first_line(error)}); log in with `hf auth login`") from error
     return str(done)

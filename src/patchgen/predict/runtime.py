@@ -99,8 +99,9 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
         raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
     from patchgen.predict.export import drawn_images
 
-    file, half, threads = _file(predictor), _half(predictor, runtime), torch.get_num_threads()
-    if not file.is_file():
+    session = _session(predictor, runtime)
+    _, name, threads, half = session
+    if not (file := Path(name)).is_file():
         say(f"converting the model for {runtime}; the result is cached")
         _convert(predictor, file)
     about = f"{runtime} {version(PACKAGES[runtime])} {threads} {_processor()} {half}"
@@ -110,7 +111,7 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
         if {"classes", "probabilities", "speed"} <= gap.keys():
             return _allowed(gap, half)
     images = drawn_images(IMAGES, predictor.config.image_size)
-    seconds, answers = _ask_child([runtime, str(file), threads, half], predictor.stained(images))
+    seconds, answers = _ask_child(session, predictor.stained(images))
     gap = compare(predictor.outputs(images), answers)
     gap["speed"] = _seconds(lambda: predictor.outputs(images)) / seconds
     write_text(record, json.dumps(gap) + "\n")
@@ -118,9 +119,10 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
 
 
 def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Runtime:
-    name = f"{runtime} {version(PACKAGES[runtime])}" + " bf16" * _half(predictor, runtime)
+    words = _session(predictor, runtime)
+    name = f"{runtime} {version(PACKAGES[runtime])}" + " bf16" * words[-1]
     say(f"runtime {name}: {gap['speed']:.1f} times as fast as torch, {_text(gap)}")
-    session = open_session(runtime, str(_file(predictor)), torch.get_num_threads(), _half(predictor, runtime))
+    session = open_session(*words)
 
     def answer(images: Sequence[np.ndarray]) -> Outputs:
         outputs = session(predictor.stained(images))
@@ -150,16 +152,13 @@ def open_session(runtime: str, file: str, threads: int, half: bool) -> Session:
     return lambda pixels: dict(zip(names, session.run(names, {"pixels": pixels}), strict=True))
 
 
-def _half(predictor: Predictor, runtime: str) -> bool:
-    """Whether it computes in bfloat16; ONNX Runtime always computes in float32."""
-    return predictor.half and runtime == "openvino"
+def _session(predictor: Predictor, runtime: str) -> tuple[str, str, int, bool]:
+    """The arguments of `open_session`; ONNX Runtime always computes in float32."""
+    return runtime, str(_file(predictor)), torch.get_num_threads(), predictor.half and runtime == "openvino"
 
 
 def _file(predictor: Predictor) -> Path:
     return cache_dir() / "runtimes" / digest(predictor) / "model.onnx"
-
-
-# Conversion
 
 
 def digest(predictor: Predictor) -> str:
@@ -195,9 +194,6 @@ def _convert(predictor: Predictor, file: Path) -> None:
             onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
     except ValueError as error:
         raise RefusedRuntime(str(error)) from error
-
-
-# Check
 
 
 def compare(truth: Outputs, answers: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -76,13 +76,17 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
     # the page's files under fixed names: no part of a URL is ever looked up on disk
     for file in resources.files("patchgen.viewer").joinpath("static").iterdir():
         response = Response(file.read_bytes(), media_type=MEDIA[file.name.rpartition(".")[2]])
-        app.add_route("/" if file.name == "page.html" else f"/{file.name}", lambda request, file=response: file)
+        app.add_route("/" if file.name == "page.html" else f"/{file.name}", _constant(response))
     for kind in (RefusedRequest, RequestValidationError, HTTPException, ValueError, Exception):
         app.add_exception_handler(kind, _error)
     for route, handler in viewer.routes().items():
         method, path = route.split()
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return Guard(app, hosts or Hosts(), limits)
+
+
+def _constant(response: Response) -> Callable[[Request], Response]:
+    return lambda request: response
 
 
 async def _error(request: Request, error: Exception) -> Response:
@@ -168,8 +172,6 @@ class Viewer:
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "waiting": self.worker.queued}
 
-    # Models and runs
-
     def models(self) -> dict[str, Any]:
         """The models that can be chosen; loads none of them."""
         names = ("id", "name", "kind", "method", "unseen", "seed", "task", "done", "error")
@@ -192,8 +194,6 @@ class Viewer:
 
     def run(self, run: str) -> dict[str, Any]:
         return detail(self.library.item(run))
-
-    # Images
 
     async def image(self, image: str) -> Response:
         upload = self.uploads.get(image)

@@ -6,8 +6,8 @@ import os
 import re
 import statistics
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -79,10 +79,7 @@ def find_items(words: Sequence[str | Path]) -> list[Item]:
         folders = [path] if is_folder and _kind(path) else sorted(path.iterdir()) if is_folder else []
         inside = {folder.resolve(): kind for folder in folders if (kind := _kind(folder))}
         if not inside:
-            raise ValueError(
-                f"{str(word)!r} is no run folder, no model folder, and holds none; `patchgen train` prints the first, "
-                "`patchgen fit` writes the second"
-            )
+            raise ValueError(f"{str(word)!r} is no run folder, no model folder, and holds none; check the path")
         kinds.update(inside)
     if not kinds:
         raise ValueError("name at least one model folder, run folder, or folder of runs")
@@ -105,30 +102,24 @@ class Library:
 
     def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **how: Any) -> None:
         self.items, self.runtime, self.how = {item.id: item for item in items}, runtime, how
-        self._loaded: OrderedDict[str, Predictor] = OrderedDict()
+        self.predictor = lru_cache(LOADED)(self._load)
 
     def item(self, name: str) -> Item:
         if name not in self.items:
             raise RefusedRequest(404, "there is no such model or run here; reload the page")
         return self.items[name]
 
-    def predictor(self, name: str) -> Predictor:
+    def _load(self, name: str) -> Predictor:
         """The model of an item; ValueError with the reason if it cannot be loaded."""
         item, say = self.item(name), partial(print, file=sys.stderr, flush=True)
-        if name not in self._loaded:
-            while len(self._loaded) >= LOADED:  # before the next one, which needs the room
-                self._loaded.popitem(last=False)
-            try:
-                self._loaded[name] = load_predictor(item.path, **self.how).use(self.runtime, say=say)
-            except UNREADABLE as error:
-                raise ValueError(without_paths(error, item.path)) from error
-        self._loaded.move_to_end(name)
-        return self._loaded[name]
+        try:
+            return load_predictor(item.path, **self.how).use(self.runtime, say=say)
+        except UNREADABLE as error:
+            raise ValueError(without_paths(error, item.path)) from error
 
     def examples(self, name: str) -> list[Example]:
-        """Images of the run's unseen domain, balanced over classes; none if its data are missing."""
-        item = self.item(name)
-        return _examples_of(item.path) if item.kind == "run" else []
+        """Images of the run's unseen domain, balanced over classes; none for a model folder, or without the data."""
+        return _examples_of(self.item(name).path)
 
 
 @lru_cache(maxsize=64)
@@ -140,20 +131,18 @@ def _examples_of(run: Path) -> list[Example]:
         config = RunFolder.open(run).config
         fold = make_fold(config)
         rows = unseen_rows(fold, EXAMPLES, config.seed).tolist()
-    except (ValueError, OSError):  # moved or changed data, or a run of stages: there is nothing to offer
+    except (ValueError, OSError):  # no run, moved or changed data, or a run of stages: there is nothing to offer
         return []
     files = [fold.table.file(row) for row in rows]
     return [Example(clean_name(f.name), fold.table.label_name(row), f) for f, row in zip(files, rows, strict=True)]
-
-
-# Records
 
 
 def overview(item: Item) -> dict[str, Any]:
     """A row of the table of runs; for an unreadable run, with the reason."""
     row: dict[str, Any] = {"id": item.id, "name": item.name, "kind": item.kind}
     try:
-        return row | _plain(_run_row(RunFolder.open(item.path)) if item.kind == "run" else _model_row(item.path))
+        facts = _run_row(RunFolder.open(item.path)) if item.kind == "run" else _model_row(item.path)
+        return row | json.loads(json_text(facts))  # numbers that are not finite become null
     except UNREADABLE as error:  # a damaged folder must not hide the others
         return row | {"error": f"cannot be read: {without_paths(error, item.path)}"}
 
@@ -167,12 +156,7 @@ def detail(item: Item) -> dict[str, Any]:
     for name, keys in CURVES.items():  # [[step, value], ...] of those with values
         points = [[r["step"], value] for r in records if "step" in r and (value := _at(r, keys)) is not None]
         curves |= {name: points} if points else {}
-    return row | {"curves": _plain(curves), "summary": _text(item.path / "summary.md")}
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold: numbers that are not finite become null."""
-    return json.loads(json_text(value))
+    return row | {"curves": json.loads(json_text(curves)), "summary": _text(item.path / "summary.md")}
 
 
 def _at(record: Any, keys: tuple[str, ...]) -> float | None:
@@ -237,10 +221,8 @@ def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """The beginning of a plain file; links, which may lead anywhere on this machine, are not followed."""
-    try:
-        if path.is_symlink() or not os.path.isfile(path):
-            return ""
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            return hide_paths(handle.read(SUMMARY))
-    except OSError:
-        return ""
+    with suppress(OSError):
+        if not path.is_symlink() and os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as handle:
+                return hide_paths(handle.read(SUMMARY))
+    return ""
