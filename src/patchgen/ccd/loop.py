@@ -49,6 +49,7 @@ def work(config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool) -> N
 
 class StreamTrainer(Trainer):
     model: StreamModel
+    best: float  # validation score of the epoch that is kept
 
     def __init__(self, config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool = False) -> None:
         super().__init__(run, SingleDevice(config.accelerator, config.precision), quiet)
@@ -236,7 +237,7 @@ class StreamTrainer(Trainer):
 
     def _start_stage(self, stage: int) -> None:
         self.stage, self.epoch = stage, 0
-        self.best, self.kept = -math.inf, -1  # validation score and epoch of the weights that are kept
+        self.best, self.kept = -math.inf, -1
         self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
 
 

@@ -149,8 +149,9 @@ class FoldTrainer(Trainer):
 
     def _images(self) -> ImageStore:
         """Decoded images; stains are fitted on evenly spaced training images, the same on every rank."""
-        config, how = self.config, {"interpolation": self.model.backbone.interpolation}
-        store = ImageStore(self.fold.table.files, config.image_size, cache_dir() if config.cache else None, **how)
+        config, interpolation = self.config, self.model.backbone.interpolation
+        cache = cache_dir() if config.cache else None
+        store = ImageStore(self.fold.table.files, config.image_size, cache, interpolation=interpolation)
         if config.stain != "none":
             rows = np.unique(np.concatenate(list(self.fold.train.values())))
             some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
