@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.common.files import write_text
 from patchgen.common.untrusted import filled, number
 
 ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu}
@@ -266,7 +267,7 @@ class Vit(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, which `load_backbone` and transformers read."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "config.json").write_text(json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
+        write_text(Path(folder) / "config.json", json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(state, Path(folder) / "model.safetensors", metadata={"format": "pt"})
 
