@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -223,15 +220,6 @@ def test_batchnorm_statistics_never_move() -> None:
     assert all(torch.equal(before[name], buffer) for name, buffer in backbone.named_buffers())
 
 
-def test_tiny_ignores_and_leaves_the_global_random_state() -> None:
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = load_backbone("tiny").digest()
-    assert torch.equal(state, torch.get_rng_state())
-    torch.manual_seed(2)
-    assert load_backbone("tiny").digest() == first
-
-
 def test_digest_is_the_sha256_of_sorted_names_and_bytes() -> None:
     backbone = small("resnet")  # has integer buffers of no dimension
     sha = hashlib.sha256()
@@ -373,49 +361,27 @@ def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(spec.family in {*FAMILIES, *others} and spec.licence for spec in BACKBONES.values())
 
 
-@pytest.fixture(scope="module")
-def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("backbone")
-    spec = BACKBONES["tiny"]
-    config = transformers.Dinov2WithRegistersConfig(**spec.config)
-    transformers.Dinov2WithRegistersModel(config).save_pretrained(folder)
-    return folder
-
-
-class Touches:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("model.safetensors", b""),
-        ("model.safetensors", b"\xff" * 400),
         ("config.json", b"[" * 100_000),
-        ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_size": "x"}'),
         ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_size": 1' + b"0" * 400 + b"}"),
         ("preprocessor_config.json", b'{"image_mean": "x", "image_std": [1, 1, 1]}'),
-        ("preprocessor_config.json", b'{"image_mean": [0, 0, 0], "image_std": [0, 0, 0]}'),
     ],
 )
-def test_a_damaged_backbone_folder_is_one_sentence(
-    name: str, content: bytes, backbone_folder: Path, tmp_path: Path
-) -> None:
-    for file in backbone_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+def test_a_damaged_backbone_folder_is_one_sentence(name: str, content: bytes, tmp_path: Path) -> None:
+    write_folder(tmp_path, "dinov2_with_registers")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=str(tmp_path)) as caught:
         load_backbone(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_weights_in_a_pickle_run_nothing(backbone_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((backbone_folder / "config.json").read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Touches(tmp_path / "touched")}))
+def test_weights_in_a_pickle_run_nothing(tmp_path: Path) -> None:
+    write_folder(tmp_path, "dinov2_with_registers")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(f"cos\nmkdir\n(V{tmp_path}/touched\ntR.".encode())
     with pytest.raises(ValueError, match="cannot be read as a file of weights"):
         load_backbone(str(tmp_path))
     assert not (tmp_path / "touched").exists()

