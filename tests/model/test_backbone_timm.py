@@ -200,12 +200,6 @@ def test_a_broken_torchvision_is_not_imported_by_plain_vits_and_hidden_from_othe
     assert broken.asked == ["torchvision"] and importlib.util.find_spec("torchvision") is None
 
 
-def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r'pip install "patchgen\[timm\]"'):
-        load_backbone("timm:vit_small_patch14_dinov2.lvd142m")
-
-
 def test_a_model_object_is_copied() -> None:
     net = StandIn()
     net.pretrained_cfg["architecture"] = "vit_small_patch4"  # type: ignore[assignment]

@@ -56,15 +56,11 @@ def gradients(backbone: Backbone) -> list[torch.Tensor]:
     return list(torch.autograd.grad(backbone(images()).patches.square().sum(), learned))
 
 
-def ignore(line: str) -> None:
-    pass
-
-
 @pytest.mark.parametrize("tune", ["layernorm", "last_block", "full"])
 def test_gradients_and_names_are_the_same(tune: str, traced: Traced) -> None:
     plain, backbone = tuned(tune), tuned(tune)
     state = torch.random.get_rng_state()
-    assert compile_blocks(backbone, images(), ignore) and traced.graphs
+    assert compile_blocks(backbone, images(), print) and traced.graphs
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in backbone.parameters())
     assert backbone.state_dict().keys() == plain.state_dict().keys() and backbone.digest() == plain.digest()
@@ -73,7 +69,7 @@ def test_gradients_and_names_are_the_same(tune: str, traced: Traced) -> None:
 
 def test_evaluations_are_not_compiled(traced: Traced) -> None:
     backbone = tuned()
-    compile_blocks(backbone, images(), ignore)
+    compile_blocks(backbone, images(), print)
     first = traced.graphs
     assert first == 2  # in front of the first block nothing learns: its input needs no gradient
     with torch.no_grad():
@@ -84,7 +80,7 @@ def test_evaluations_are_not_compiled(traced: Traced) -> None:
 
 def test_a_hook_behind_it_is_heard(traced: Traced) -> None:
     backbone = tuned()
-    compile_blocks(backbone, images(), ignore)
+    compile_blocks(backbone, images(), print)
     heard: list[torch.Size] = []
     last = backbone.model.get_submodule(backbone.family.blocks)[-1]
     last.register_forward_hook(lambda module, given, output: heard.append(output.shape))
@@ -94,7 +90,7 @@ def test_a_hook_behind_it_is_heard(traced: Traced) -> None:
 
 def test_a_copy_has_its_own_weights(traced: Traced) -> None:
     backbone = tuned("full")
-    compile_blocks(backbone, images(), ignore)
+    compile_blocks(backbone, images(), print)
     other = copy.deepcopy(backbone)
     with torch.no_grad():
         for parameter in backbone.parameters():

@@ -32,7 +32,8 @@ def slow(w: Weights, tokens: Tensor, heads: int, refine: str) -> PatchGenOutput:
     return PatchGenOutput(mask, _slow_refine(w, gate * plus, refine), _slow_refine(w, gate * minus, refine))
 
 
-def _slow_image(w: Weights, z: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _slow_image(w: Weights, z: Tensor, heads: int, factor: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask, r+ and r- of an image; ``factor`` (P,) multiplies the attention to each key."""
     patches, dim = z.shape
     width = dim // heads
     query, key, value = (
@@ -45,7 +46,7 @@ def _slow_image(w: Weights, z: Tensor, heads: int) -> tuple[Tensor, Tensor, Tens
         for p in range(patches):
             scores = torch.stack([query[p, part] @ key[q, part] / math.sqrt(width) for q in range(patches)])
             outgoing[p] = outgoing[p] + scores.sum()
-            weight = torch.exp(scores / torch.exp(w["log_temperature"]))
+            weight = torch.exp(scores / torch.exp(w["log_temperature"])) * (1 if factor is None else factor)
             context[p].append(sum(weight[q] * value[q, part] for q in range(patches)) / weight.sum())
     mask = torch.stack([1 / (1 + torch.exp(-total / (heads * patches))) for total in outgoing])
     u = torch.stack([torch.cat(parts) @ w["out.weight"].T + w["out.bias"] for parts in context])
@@ -239,32 +240,13 @@ def test_impossible_settings_name_the_fix(build: Callable[[], object], message: 
 # Attention that reads the selection
 
 
-def slow_selected(w: Weights, tokens: Tensor, heads: int, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """r+ and r- (B, D) where a patch attends with e^score * weight, weight m or 1 - m."""
-    dim = tokens.shape[2]
-    width = dim // heads
-    both = []
-    for weight in (mask, 1 - mask):
-        images = []
-        for z, m in zip(tokens, weight, strict=True):
-            q, k, v = (z @ w["qkv.weight"].T + w["qkv.bias"]).split(dim, 1)
-            parts = []
-            for a in range(heads):
-                part = slice(a * width, (a + 1) * width)
-                share = torch.exp(q[:, part] @ k[:, part].T / math.sqrt(width) / torch.exp(w["log_temperature"])) * m
-                parts.append(share @ v[:, part] / share.sum(1, keepdim=True))
-            u = torch.cat(parts, 1) @ w["out.weight"].T + w["out.bias"]
-            images.append((w["rho"].T * m[:, None] * u).sum(0))
-        both.append(torch.stack(images))
-    return both[0], both[1]
-
-
 def test_selected_attention_is_that_of_the_slow_version() -> None:
     module = make(attend="selected").double()
     tokens = torch.randn(2, 9, 12, dtype=torch.float64)
     w = module.state_dict()
     mask = slow(w, tokens, 3, "linear").mask
-    plus, minus = slow_selected(w, tokens, 3, mask)
+    plus = torch.stack([_slow_image(w, z, 3, m)[1] for z, m in zip(tokens, mask, strict=True)])
+    minus = torch.stack([_slow_image(w, z, 3, 1 - m)[2] for z, m in zip(tokens, mask, strict=True)])
     gate = module.gate(plus)
     out = module(tokens)
     torch.testing.assert_close(out.mask, mask)

@@ -132,13 +132,6 @@ def test_shared_parts_start_with_patchgens_values(kind: type[Variant], refine: s
     assert all(torch.equal(own[name], whole.state_dict()[name]) for name in both)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_grids(kind: type[Variant]) -> None:
-    module = make(kind)
-    assert module(tokens(16)).mask.shape == (4, 16)
-    assert module(tokens(8), grid=(2, 4)).selected.shape == (4, DIM)
-
-
 def test_the_static_mask_is_resized_before_the_sigmoid() -> None:
     module = make(StaticMask)
     image = module.position.view(1, 1, 3, 3)
