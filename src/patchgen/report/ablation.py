@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from patchgen.config import Config
-from patchgen.report.reference import Row, find
-from patchgen.report.table import Column, Entry, Grid, Line, fill
+from patchgen.report.reference import find
+from patchgen.report.table import Column, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
 
 ROWS = {  # row -> text, and the method; of PatchGen its lambda_ms, lambda_conf and lambda_sim
@@ -49,9 +49,9 @@ def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
         lines = []
         for row, (text, _) in ROWS.items():
             of_row = group[group["row"] == row]
-            entries = fill(of_row, columns, part, training_command(of_row, group, recipe, columns))
-            printed = find("ablation", setting=f"task={row}")
-            lines.append(Line(f"{row} {text}", _with_paper(entries, columns, printed), block=BLOCKS[row[0]]))
+            command = training_command(of_row, group, recipe, columns)
+            entries = fill(of_row, columns, part, command, find("ablation", setting=f"task={row}"))
+            lines.append(Line(f"{row} {text}", entries, block=BLOCKS[row[0]]))
         grid = make_grid("ablation", "Ablation", group, columns, lines, part, reference="ablation", figure="ablation")
         yield replace(grid, first="row", notes=(*grid.notes, PAPER_COLUMNS.format("DINOv2 ViT-L/14")))
 
@@ -60,12 +60,6 @@ def _checkpoints(scores: pd.DataFrame) -> dict[str, str]:
     """The columns without SWAD, and those with it if any run has it."""
     recorded = set(scores["checkpoint"])
     return {checkpoint: text for checkpoint, text in SWAD.items() if checkpoint in recorded}
-
-
-def _with_paper(entries: Sequence[Entry], columns: Sequence[Column], printed: Sequence[Row]) -> tuple[Entry, ...]:
-    """The entries with the paper's numbers in its own columns."""
-    pairs = zip(entries, columns, strict=True)
-    return tuple(Entry(paper=column.printed(printed)) if column.paper else entry for entry, column in pairs)
 
 
 # Sensitivity to loss weights and seeds (Table 10)
@@ -98,7 +92,7 @@ def _sensitivity_grid(scores: pd.DataFrame, part: str) -> Grid:
     def line(label: str, block: str, of_line: pd.DataFrame, setting: str = "", recipe: str = "") -> Line:
         command = training_command(of_line, scores, recipe, columns) if recipe else lambda column: ""
         printed = [row for row in find("sensitivity") if row.setting == setting]
-        return Line(label, _with_paper(fill(of_line, columns, part, command), columns, printed), block=block)
+        return Line(label, fill(of_line, columns, part, command, printed), block=block)
 
     lines = []
     for block, settings in _blocks(sorted(by_weights, reverse=True)):

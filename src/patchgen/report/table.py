@@ -249,13 +249,16 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
 
 
 def fill(
-    scores: pd.DataFrame, columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
-) -> tuple[Entry, ...]:
-    """A line's cells, from its scores; missing ones get the command that fills them."""
-    best = best_runs(scores)
-    numbers = [None if column.paper else gather(best, column, part) for column in columns]
-    return tuple(Entry(number, command="" if number or column.paper else command(column))
-                 for number, column in zip(numbers, columns, strict=True))  # fmt: skip
+    scores: pd.DataFrame, columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: "",
+    printed: Sequence[Row] = (),
+) -> tuple[Entry, ...]:  # fmt: skip
+    """A line's cells, from its scores; missing ones get the command that fills them, the paper's columns `printed`."""
+    best, entries = best_runs(scores), []
+    for column in columns:
+        number = None if column.paper else gather(best, column, part)
+        paper = column.printed(printed) if column.paper else None
+        entries.append(Entry(number, paper, "" if number or column.paper else command(column)))
+    return tuple(entries)
 
 
 def unequal_terms(labels: Collection[str]) -> list[str]:
