@@ -473,20 +473,21 @@ def test_hub_gets_and_gives_the_same_folder(
 ) -> None:
     calls: list[tuple[str, Any]] = []
 
+    def asked(repo: str, more: Any) -> None:
+        calls.append((repo, more))
+        if repo != "me/tiles":
+            raise OSError("404: no such model")
+
     class Hub:
         def create_repo(self, repo: str, **more: Any) -> None:
-            calls.append((repo, more))
-            if repo != "me/tiles":
-                raise OSError("no token")
+            asked(repo, more)
 
         def upload_folder(self, *, repo_id: str, folder_path: Path, **more: Any) -> str:
             shutil.copytree(folder_path, tmp_path / repo_id)
             return f"hub/{repo_id}"
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        calls.append((repo, (revision, sorted(allow_patterns))))
-        if repo != "me/tiles":
-            raise OSError("404: no such model")
+        asked(repo, (revision, sorted(allow_patterns)))
         return str(tmp_path / repo)
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
@@ -499,7 +500,7 @@ def test_hub_gets_and_gives_the_same_folder(
         ("me/tiles", ("v1", ["README.md", "config.json", "model.safetensors"])),
     ]
     np.testing.assert_array_equal(found.predict_proba(files[:3]), fitted.predict_proba(files[:3]))
-    with pytest.raises(ValueError, match="did not take 'me/other' .OSError: no token.; log in"):
+    with pytest.raises(ValueError, match="did not take 'me/other' .OSError: 404"):
         fitted.push_to_hub("me/other")
     with pytest.raises(ValueError, match="the hub gave no model of that name .OSError: 404"):
         PatchGenClassifier.from_pretrained("me/tils")

@@ -117,8 +117,6 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"hparams {min(unknown)}: none of the methods {', '.join(self.methods)} has it")
         return configs
 
-    # Fitting
-
     def fit(
         self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None,
         sample_weight: Any = None,
@@ -242,8 +240,6 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     def explain(self, image: Any) -> Explanation:
         """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""
         return self.predictor.explain(image)
-
-    # Saving and loading
 
     def save(self, folder: str | Path, *, with_backbone: bool = True) -> Path:
         """Write a model folder: safetensors, JSON and a model card; small, but not self-contained without backbone."""

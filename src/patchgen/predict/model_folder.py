@@ -151,10 +151,15 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
     require(facts.get("plugins"), folder)
-    _check_facts(folder / MODEL_CONFIG, facts)
+    file, checked = folder / MODEL_CONFIG, filled(Facts, facts, folder / MODEL_CONFIG)  # before anything is built
+    names = checked.classes
+    if len(names) < 2 or len(set(names)) < len(names) or "" in names:
+        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(names)}")
+    if checked.settings.get("image_size") != checked.image_size:
+        raise ValueError(f"{file}: settings.image_size must be image_size, {checked.image_size}; get the folder again")
     _check_tensors(folder / WEIGHTS, facts, tensors)
     try:
-        config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / MODEL_CONFIG)))
+        config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(file)))
         config = replace(config, backbone=backbone or config.backbone)
         with without_requests_of(folder, backbone, allow_download):
             model = _build(folder, facts, config, tensors)
@@ -162,8 +167,8 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
         known = None if threshold is None else Familiar(familiar["centres"], familiar["whitening"], float(threshold))
     except (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError) as error:
         reason = f"{type(error).__name__} {error!s:.200}"
-        raise ValueError(f"{folder / MODEL_CONFIG} is damaged: {reason}; get the folder again") from error
-    stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
+        raise ValueError(f"{file} is damaged: {reason}; get the folder again") from error
+    stain = read_macenko(facts.get("stain"), str(file)) if config.stain != "none" else None
     confidence = Confidence(float(facts["temperature"]), known)
     predictor = Predictor(model, tuple(facts["classes"]), config, confidence, stain, read_tile_scale(facts), **device)
     return Model(predictor, {name: facts[name] for name in ABOUT if name in facts})
@@ -207,16 +212,6 @@ class Facts:
     settings: dict[str, Any] = field()
     data: TrainingFacts | None = None
     expected: ExpectedFacts | None = None
-
-
-def _check_facts(file: Path, facts: dict[str, Any]) -> None:
-    """Check all fields before anything is built; ValueError names the field, its rule and its value."""
-    checked = filled(Facts, facts, file)
-    names = checked.classes
-    if len(names) < 2 or len(set(names)) < len(names) or "" in names:
-        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(names)}")
-    if checked.settings.get("image_size") != checked.image_size:
-        raise ValueError(f"{file}: settings.image_size must be image_size, {checked.image_size}; get the folder again")
 
 
 def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
