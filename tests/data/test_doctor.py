@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -109,11 +110,18 @@ def test_faults_of_names_and_sizes(healthy: Path) -> None:
     assert "caf\u00e9" in detail and "Dog and dog" in detail
 
 
+def examine_manifest(root: Path, column: str, value: Callable[[int, Path], str]) -> dict[str, Check]:
+    """Checks of a manifest of the set, one column of which has the value of each (number, path)."""
+    lines = []
+    for i, path in enumerate(file.relative_to(root) for file in sorted(root.rglob("*.png"))):
+        cells = {"path": str(path), "domain": path.parts[0], "label": path.parts[1]}
+        lines.append(",".join((cells | {column: value(i, path)}).values()))
+    (root / "m.csv").write_text("\n".join(["path,domain,label" + ",group" * (column == "group"), *lines]))
+    return by_name(examine(root / "m.csv"))
+
+
 def test_rows_without_a_label_are_counted(healthy: Path) -> None:
-    rows = [(p.relative_to(healthy).as_posix(), p.parts[-3], p.parts[-2]) for p in sorted(healthy.rglob("*.png"))]
-    lines = [f"{path},{domain},{'' if i in (0, 1, 15) else label}" for i, (path, domain, label) in enumerate(rows)]
-    (healthy / "m.csv").write_text("path,domain,label\n" + "\n".join(lines))
-    check = by_name(examine(healthy / "m.csv"))["empty labels"]
+    check = examine_manifest(healthy, "label", lambda i, path: "" if i in (0, 1, 15) else path.parts[1])["empty labels"]
     assert check.status == "warn" and check.detail == "3 of 20 rows: a 2, b 1"
     assert "empty labels" not in by_name(examine(healthy))
 
@@ -139,27 +147,16 @@ def test_uneven_resolution_warns(healthy: Path) -> None:
 
 
 def test_groups_on_both_sides(healthy: Path) -> None:
-    rows = [f"{p.relative_to(healthy).as_posix()},{p.parts[-3]},{p.parts[-2]}" for p in sorted(healthy.rglob("*.png"))]
-    manifest = healthy / "m.csv"
-
-    def groups(name: str) -> Check:
-        lines = [f"{row},{name.format(i)}" for i, row in enumerate(rows)]
-        manifest.write_text("path,domain,label,group\n" + "\n".join(lines))
-        return by_name(examine(manifest))["groups"]
-
-    torn = groups("p")  # one patient a domain: certainly on both sides
+    torn = examine_manifest(healthy, "group", lambda i, path: "p")["groups"]  # one patient a domain
     assert torn.status == "warn" and "2 of 2 groups" in torn.detail and "--split group" in torn.fix
-    assert groups("p{}").status == "pass"
+    assert examine_manifest(healthy, "group", lambda i, path: f"p{i}")["groups"].status == "pass"
 
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
 def test_groups_in_several_domains(healthy: Path, shared: int) -> None:
     """Image i of either domain is patient i's; those from `shared` on are told apart by the site's name."""
-    files = [p.relative_to(healthy) for p in sorted(healthy.rglob("*.png"))]
-    site = {p: "" if int(p.stem) < shared else p.parts[0] for p in files}
-    rows = [f"{p},{p.parts[0]},{p.parts[1]},{site[p]}p{p.stem}" for p in files]
-    (healthy / "m.csv").write_text("\n".join(["path,domain,label,group", *rows]))
-    found = by_name(examine(healthy / "m.csv")).get("groups across domains")
+    checks = examine_manifest(healthy, "group", lambda i, p: p.parts[0] * (int(p.stem) >= shared) + f"p{p.stem}")
+    found = checks.get("groups across domains")
     assert (found is not None) == (shared > 0)
     if found is not None:
         assert found.status == "warn" and f"{shared} of {10 - shared} groups" in found.detail

@@ -55,9 +55,6 @@ def cache_file(cache: Path, ending: str) -> Path:
     return path
 
 
-# decode
-
-
 def save_and_decode(image: Image.Image, path: Path, size: int = 4, **options: Any) -> np.ndarray:
     image.save(path, **options)
     return decode(path, size)
@@ -155,9 +152,6 @@ def test_a_huge_image_is_refused_with_its_size_and_the_way_out(
     assert str(caught.value).startswith(text)
 
 
-# the store
-
-
 def test_load_equals_decode(files: list[Path], tmp_path: Path) -> None:
     for cache in (None, tmp_path / "cache"):
         store = ImageStore(files, SIZE, cache)
@@ -248,9 +242,6 @@ def test_an_unreadable_image_names_its_path_and_reason(files: list[Path], tmp_pa
         for cache in (None, tmp_path):
             with pytest.raises(UnreadableImage, match=f"{files[row]}: {reason}"):
                 ImageStore(files, SIZE, cache).load([0, row])
-
-
-# images that keep their aspect
 
 
 @pytest.fixture
