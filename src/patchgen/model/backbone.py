@@ -33,12 +33,7 @@ class Tokens(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """A vision model with a common output; frozen and in eval mode until `set_tuning`.
-
-    Args:
-        source: what the user asked for.
-        resolved: what was loaded.
-    """
+    """A vision model with a common output, frozen until `set_tuning`; ``source`` was asked for, ``resolved`` loaded."""
 
     def __init__(self, loaded: Loaded, source: str, resolved: str) -> None:
         super().__init__()
@@ -59,7 +54,6 @@ class Backbone(nn.Module):
 
     @property
     def pixels(self) -> Pixels:
-        """How images are turned into the input of this backbone."""
         return Pixels(self.mean, self.std, self.interpolation, self.assumed)
 
     def expect(self, pixels: Pixels) -> None:
@@ -71,7 +65,6 @@ class Backbone(nn.Module):
 
     @property
     def description(self) -> str:
-        """What was loaded, with its notes."""
         notes = "; ".join(note for note in (self.note, self.assumed) if note)
         return f"{self.resolved} ({notes})" if notes else self.resolved
 
@@ -82,15 +75,16 @@ class Backbone(nn.Module):
     def grid(self, image_size: int | tuple[int, int]) -> tuple[int, int]:
         """Patches (h, w) of an image of this size; ValueError unless both sides are multiples of the patch size."""
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        patch = self.patch_size
         for side in (height, width):
-            if side < self.patch_size or side % self.patch_size:
-                below = max(1, side // self.patch_size) * self.patch_size
+            if side < patch or side % patch:
+                below = max(1, side // patch) * patch
                 name = self.resolved if self.source == "auto" else repr(self.source)
                 raise ValueError(
-                    f"image sides must be multiples of the patch size {self.patch_size} of {name}, got "
-                    f"{height}x{width}; nearest valid: {below} or {below + self.patch_size}"
+                    f"image sides must be multiples of the patch size {patch} of {name}, got {height}x{width}; "
+                    f"nearest valid: {below} or {below + patch}"
                 )
-        return height // self.patch_size, width // self.patch_size
+        return height // patch, width // patch
 
     def forward(self, images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
         """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.

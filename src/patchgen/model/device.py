@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from patchgen.common.text import first_line
 from patchgen.data.augment import send
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def compile_blocks(
         for block in backbone.blocks:
             block._compiled_call_impl = None
         reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause in a long report
-        say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; continuing without it")
+        say(f"--compile: {first_line(reason)}; continuing without it")
         return False
 
 

@@ -81,8 +81,8 @@ def attention_layers(backbone: "Backbone") -> list[AttentionLayers]:
     layers = [] if backbone.family.convolutional else [_layers_of(block) for block in backbone.blocks]
     if not layers or None in layers:
         raise ValueError(
-            f"this needs the attention layers of a vision transformer, and backbone {backbone.source!r} "
-            f"({backbone.model_type}) has none that are known; choose a ViT such as clip-b16 or dinov2-small"
+            f"this needs the attention layers of a vision transformer, and {backbone.source!r} ({backbone.model_type}) "
+            "has none that are known; choose a ViT such as clip-b16 or dinov2-small"
         )
     return layers  # type: ignore[return-value]
 
@@ -102,10 +102,7 @@ def _layers_of(block: nn.Module) -> AttentionLayers | None:
 
 @torch.no_grad()
 def attention_maps(backbone: "Backbone", images: Tensor, last: bool = False) -> list[Tensor]:
-    """Each block's attention (or the last one's), mean over heads: (B, T, T) softmax(<q, k> / sqrt(d)).
-
-    Hooks read queries and keys from the layers, so that the model keeps its fused attention.
-    """
+    """Each block's attention (or the last one's), mean over heads: (B, T, T) softmax(<q, k> / sqrt(d))."""
     blocks = [block.inputs for block in attention_layers(backbone)[-1 if last else 0 :]]
     outputs: dict[nn.Module, Tensor] = {}  # models call the layers in any order
     with ExitStack() as hooks:
@@ -128,7 +125,6 @@ def patch_attention(backbone: "Backbone", images: Tensor) -> Tensor:
 
 
 def require_peft() -> None:
-    """ValueError if the package of the extra `lora` is missing."""
     if find_spec("peft") is None:
         raise ValueError("tune 'lora' needs peft: install it with `pip install 'patchgen[lora]'`")
 

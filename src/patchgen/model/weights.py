@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchgen.common.child_process import child_environment, python
-from patchgen.common.files import cache_dir, refuse_pipe, working_folder
+from patchgen.common.files import cache_dir, refuse_pipe, replacing, working_folder
 from patchgen.common.text import first_line
 from patchgen.common.untrusted import read_tensors
 from patchgen.model.preprocessing import NESTED, is_nested
@@ -193,9 +193,8 @@ def fetch(*, progress: Callable[[str], None] | None = None) -> Path:
             say(f"writing {path.name}")
             # the file was saved from a GPU: map_location lets a CPU machine read it
             state = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-            # write_bytes, not save_file: the latter makes the file private, and a cache may be shared
-            (folder / path.name).write_bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
-            os.replace(folder / path.name, path)
+            with replacing(path) as temporary:  # write_bytes: save_file makes the file private, a cache may be shared
+                temporary.write_bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
     except OSError as error:
         raise WeightsError(
             f"the cache folder {path.parent} cannot be written ({error}): fetching needs about 300 MB there; set "
