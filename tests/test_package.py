@@ -26,7 +26,7 @@ def test_the_wheel_holds_the_package_and_the_recipes_alone(in_root: None, tmp_pa
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"patchgen"}
     kinds = {Path(name).suffix for name in names if ".dist-info/" not in name}
-    assert kinds <= {".py", ".typed", ".yaml", ".csv", ".html", ".md", ".css", ".js", ".svg"}
+    assert kinds <= {".py", ".typed", ".yaml", ".toml", ".csv", ".html", ".md", ".css", ".js", ".svg"}
     assert {"patchgen/model/patchgen.py", "patchgen/predict/card.md"} <= set(names)
     recipes = {path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
     assert {f"patchgen/configs/{name}" for name in recipes} <= set(names)
