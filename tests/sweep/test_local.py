@@ -78,24 +78,16 @@ def test_a_worker_ends_with_its_launcher(tmp_path: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("workers", "threads", "cores", "cuda", "devices", "expected"),
-    [
-        (None, None, 8, "", 1, Share(8, 1)),
-        (None, 2, 8, "", 1, Share(4, 2)),
-        (None, 16, 8, "", 1, Share(1, 16)),
-        (2, None, 8, "", 1, Share(2, 4)),
-        (3, 2, 8, "", 1, Share(3, 2)),
-        (None, 2, 8, "", 2, Share(2, 2)),
-        (None, None, 8, "0,1", 1, Share(2, 4, ("0", "1"))),
-        (None, 1, 8, "4,5,6,7", 2, Share(2, 1, ("4,5", "6,7"))),
-        (4, None, 8, "0,1", 1, Share(4, 2, ("0", "1", "0", "1"))),
-    ],
-)
-def test_a_machine_is_divided(
-    workers: int | None, threads: int | None, cores: int, cuda: str, devices: int, expected: Share
+@pytest.mark.parametrize(("workers", "threads", "cuda", "devices", "expected"), [
+    (None, None, "", 1, Share(8, 1)), (None, 2, "", 1, Share(4, 2)), (None, 16, "", 1, Share(1, 16)),
+    (2, None, "", 1, Share(2, 4)), (3, 2, "", 1, Share(3, 2)), (None, 2, "", 2, Share(2, 2)),
+    (None, None, "0,1", 1, Share(2, 4, ("0", "1"))), (None, 1, "4,5,6,7", 2, Share(2, 1, ("4,5", "6,7"))),
+    (4, None, "0,1", 1, Share(4, 2, ("0", "1", "0", "1"))),
+])  # fmt: skip
+def test_a_machine_of_eight_cores_is_divided(
+    workers: int | None, threads: int | None, cuda: str, devices: int, expected: Share
 ) -> None:
-    assert divide(workers, threads, cores, cuda.split(",") if cuda else [], devices) == expected
+    assert divide(workers, threads, 8, cuda.split(",") if cuda else [], devices) == expected
 
 
 def test_too_few_devices_are_refused() -> None:
