@@ -174,10 +174,7 @@ def _deal(root: Path, files: Mapping[str, list[str]], per_class: int, domains: i
 
 
 def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (h,w,3) uint8 and shape (h,w) bool of the object in a photograph; the longer of h and w is `side`.
-
-    A transparent image gives its opaque part (alpha >= 128), any other the largest square in its middle.
-    """
+    """Pixels (h,w,3) uint8 and shape (h,w) bool of the opaque part or middle square, whose longer side is `side`."""
     with reporting(path), open_image(path) as image:
         image.draft(None, (2 * side, 2 * side))  # decodes a large JPEG at reduced size, never below 2 x side
         upright = ImageOps.exif_transpose(image)

@@ -94,7 +94,12 @@ def examine(
         fix, text = "Convert the pictures among them to .png or .jpg if they belong to the data.", skipped_line(skipped)
         checks.append(finding("files not read", pictures and text, fix, text))
     facts = list(inspect_files(table.files, decode, progress))
-    return [*checks, *_check_files(table, facts, decode), _check_disk(len(table))]
+    cache = cache_dir()
+    place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
+    free, needed = shutil.disk_usage(place).free, len(table) * CACHED_BYTES
+    text = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
+    fix = "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
+    return [*checks, *_check_files(table, facts, decode), finding("cache space", free <= needed and text, fix, text)]
 
 
 def _check_counts(table: Table) -> Iterator[Check]:
@@ -172,15 +177,6 @@ def _check_groups(table: Table) -> Iterator[Check]:
             "number, prefix the group with the site's name."
         )
         yield Check("groups across domains", "warn", detail, fix)
-
-
-def _check_disk(images: int) -> Check:
-    cache = cache_dir()
-    place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
-    free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
-    text = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
-    fix = "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
-    return finding("cache space", free <= needed and text, fix, text)
 
 
 @dataclass(frozen=True)

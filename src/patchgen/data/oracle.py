@@ -182,10 +182,7 @@ class ImageSet(ABC):
         return draw.styled(image, look, self.spec.domains[domain].style) + dice.field(-noise, noise, *image.shape)
 
     def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json` atomically; return the absolute path.
-
-        A folder that already contains this data set is returned immediately. `progress(1)` is called for each image.
-        """
+        """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json` atomically, unless they are there."""
         target = Path(os.path.abspath(os.path.expanduser(folder)))
         if self._is_at(target):
             return target
@@ -264,8 +261,7 @@ def suite_folder(name: str) -> Path:
 def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     """C* of a table's rows on any patch grid (h,w): (N,P) bool, or None for a data set without masks.
 
-    The mask of `images/<domain>/<class>/x.png` is `masks/<domain>/<class>/x.png`. A patch is predictive when at least
-    half of its area is.
+    The mask of `images/<domain>/<class>/x.png` is `masks/<domain>/<class>/x.png`.
     """
     files = [Path(*file.parts[:-4], "masks", *file.parts[-3:]).with_suffix(".png") for file in table.files]
     if not any(file.is_file() for file in files):

@@ -60,17 +60,13 @@ class HistologyDraw(Draw):
             matrix = _stain_matrix(self.scale, self.shift)  # (B,3,4)
             density = to_density(placed).flatten(2)  # (B,3,size*size)
             stained = torch.baddbmm(matrix[:, :, 3:], matrix[:, :, :3], density)
-            return finish(from_density(stained).clamp_(0, 1).unflatten(2, (size, size)))
+            values = (256 * 10**-stained - 1) / 255  # the inverse of `to_density`
+            return finish(values.clamp_(0, 1).unflatten(2, (size, size)))
 
 
 def to_density(images: Tensor) -> Tensor:
     """Optical density -log10 of values in [0,1]: white is 0, black 2.41 (offset by one 8-bit step to stay finite)."""
     return -torch.log10((255 * images + 1) / 256)
-
-
-def from_density(density: Tensor) -> Tensor:
-    """The inverse of `to_density`, not clamped."""
-    return (256 * 10**-density - 1) / 255
 
 
 def _stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:

@@ -68,8 +68,6 @@ def rates(tiles: pd.DataFrame, classes: Sequence[str]) -> Rates:
 
 @dataclass(frozen=True, eq=False)
 class SlideSummary:
-    """Summary of a slide's tiles."""
-
     folder: Path
     slide: str
     model: str  # digest
@@ -82,7 +80,6 @@ class SlideSummary:
 
 
 def summarise(folder: Path) -> SlideSummary:
-    """The summary of a finished slide's folder."""
     facts, tiles = read_json(folder / "slide.json"), read_tiles(folder / "tiles.csv")
     classes, area = tuple(facts["classes"]), (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
     unlike, mask = (tiles[name].astype(float).mean() for name in ("unlike_training", "mask"))
@@ -102,10 +99,7 @@ def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
 def write_cohort(
     out: Path, folders: Sequence[Path], failures: Mapping[str, str], patients: Mapping[str, str] | None = None
 ) -> Path:
-    """Write the tables and page of finished slides and of failures with their reasons; returns the page.
-
-    `patients` has the patient of each slide by its name, with or without extension.
-    """
+    """Write the tables and page of finished slides and failures; `patients` by the slides' names, or stems."""
     slides = [summarise(folder) for folder in folders]
     classes = slides[0].classes
     failed = [(Path(path).name, why.strip().splitlines()[-1]) for path, why in failures.items()]

@@ -57,10 +57,7 @@ def colour(values: np.ndarray) -> np.ndarray:
 def write_map(
     stem: Path, name: str, values: np.ndarray, grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> list[str]:
-    """Write `stem`.png (transparent without tissue), `stem`.tif (pyramid) and `stem`_overlay.png; their names.
-
-    `values` are (rows, columns) in [0, 1], NaN where there is no tile; `small` is the slide's thumbnail.
-    """
+    """Write `stem`.png, `stem`.tif (pyramid) and `stem`_overlay.png of (rows, columns) in [0, 1] or NaN; names."""
     large = enlarge(values, grid)
     pixels, notice = colour(large), NOTICE if name == MASK else TILE_NOTICE
     files = [stem.with_name(stem.name + end) for end in (".png", ".tif", "_overlay.png")]

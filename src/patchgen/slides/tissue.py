@@ -103,8 +103,7 @@ def tissue_mask(picture: np.ndarray, small: float) -> np.ndarray:
     return ~without_small(~without_small(colour > max(otsu(colour), FLOOR)))
 
 
-TissueFunction = Callable[[np.ndarray, float], np.ndarray]
-TISSUE: dict[str, TissueFunction] = {"otsu": tissue_mask}
+TISSUE: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {"otsu": tissue_mask}
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,7 @@ class Window:
 
 
 def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float = 0.0) -> list[Window]:
-    """Tiles whose share of tissue in the mask of the grid is at least `least`, and never without any, row by row.
-
-    `overlap` is that of neighbouring tiles, as a share of their side.
-    """
+    """Tiles, row by row, whose share of tissue is at least `least`; `overlap` is a share of their side."""
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
     sums[0, :] = sums[:, 0] = 0
     stride, windows = 1 - overlap, []  # in tiles
