@@ -9,8 +9,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from drawn import images
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.encoders import SMALL as SMALL_TIMM
@@ -52,10 +52,6 @@ def small(family: str) -> Backbone:
     model = build(family, SMALL[family])
     randomise(model)
     return Backbone(Loaded(model), "small", "small")
-
-
-def images(height: int, width: int | None = None, batch: int = 2) -> Tensor:
-    return torch.randn(batch, 3, height, width or height, generator=torch.Generator().manual_seed(1))
 
 
 def regnety_file(path: Path, swag: bool = False) -> dict[str, torch.Tensor]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from drawn import images
+from torch import nn
 from torch.nn import functional
 from transformers.utils import logging as hf_logging
 
@@ -45,10 +46,6 @@ def original(kind: str, **more: Any) -> Any:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
-
-
-def images(height: int, width: int) -> Tensor:
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
 def saved(model: Any, folder: Path) -> Backbone:

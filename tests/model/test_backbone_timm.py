@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import images
 from torch import Tensor, nn
 
 from patchgen.model.backbone import load_backbone
@@ -86,10 +87,6 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> FakeTimm:
     fake = FakeTimm()
     monkeypatch.setitem(sys.modules, "timm", fake)
     return fake
-
-
-def images(height: int, width: int) -> Tensor:
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
 def test_tokens_are_those_of_forward_features(timm: FakeTimm) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from drawn import images
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,10 +26,6 @@ KINDS = {
     "registers without LayerScale": replace(SMALL, registers=2, layer_scale=False),
 }
 every_kind = pytest.mark.parametrize("vit", KINDS.values(), ids=KINDS)
-
-
-def images(height: int, width: int) -> Tensor:
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
 def explicit(state: dict[str, Tensor], pixels: Tensor, heads: int, antialias: bool = True) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from drawn import images
 from torch import Tensor, nn
 
 from patchgen.model.backbone import load_backbone
@@ -45,10 +46,6 @@ def reference_tokens(model: Any, images: Tensor) -> Tensor:
         more["noise"] = torch.arange(images.shape[2] * images.shape[3] / 16).expand(len(images), -1)  # type: ignore[assignment]
     hidden: Tensor = model(images, **more).last_hidden_state
     return model.post_layernorm(hidden) if family == "clip_vision_model" else hidden
-
-
-def images(height: int, width: int) -> Tensor:
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
