@@ -168,6 +168,8 @@ def test_token_contract(family: str) -> None:
         ("registry", 22_058_112 - 384, 19_200),  # the published count less the mask token
         ("dinov2-base-reg", None, 38_400),
         ("dinov2-large", None, 100_352),
+        ("dinov3-small", 21_596_160, None),  # published: 21.6, 85.7 million
+        ("dinov3-base", 85_659_648, None),
         ("dino-b16", None, 38_400),
         ("mae-b16", None, 38_400),
         ("clip-b16", None, 39_936),

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from drawn import images
-from torch import nn
 from torch.nn import functional
 from transformers.utils import logging as hf_logging
 
@@ -180,7 +179,7 @@ def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_blocks_is_refused() -> None:
-    model = nn.Linear(3, 3)
+    model = torch.nn.Linear(3, 3)
     model.config = transformers.ViTConfig(**SMALL)  # type: ignore[assignment]
     with pytest.raises(ValueError, match="no list of 2 blocks"):
         adopt(model)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from drawn import images
 from safetensors.torch import save_file
 from torch import Tensor
@@ -139,13 +138,6 @@ def test_a_pickle_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"can run code.*safetensors.*save_file"):
         load_backbone(str(tmp_path))
-
-
-@pytest.mark.parametrize(("name", "millions"), [("dinov3-small", 21.6), ("dinov3-base", 85.7), ("dinov3-large", 303.1)])
-def test_dinov3_has_its_published_size(name: str, millions: float) -> None:
-    with torch.device("meta"):
-        model = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**BACKBONES[name].config))
-    assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=5e-3)
 
 
 # Single files
