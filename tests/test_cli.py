@@ -42,15 +42,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"patchgen {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("trian", "; did you mean 'train'?"),
-        ("xyzzy", ""),
-        ("benchmark", "; it is now `patchgen compare`"),
-        ("splits", "; it is now `patchgen doctor DATA --splits FILE.csv`"),
-    ],
-)
+@pytest.mark.parametrize(("word", "hint"), [
+    ("trian", "; did you mean 'train'?"),
+    ("xyzzy", ""),
+    ("benchmark", "; it is now `patchgen compare`"),
+    ("splits", "; it is now `patchgen doctor DATA --splits FILE.csv`"),
+])  # fmt: skip
 def test_unknown_command_names_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"patchgen: unknown command {word!r}{hint} (--help lists all)\n"
@@ -69,16 +66,13 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return plant
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (ValueError("the rule, the value, the fix"), 2, "patchgen train: the rule, the value, the fix\n"),
-        (FileNotFoundError("no such folder"), 2, "patchgen train: no such folder\n"),
-        (MemoryError(), 2, "patchgen train: there is not enough memory "),
-        (RuntimeError("can't allocate memory: ..."), 2, "patchgen train: there is not enough memory "),
-        (KeyboardInterrupt(), 130, "patchgen: stopped; the same command continues"),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "said"), [
+    (ValueError("the rule, the value, the fix"), 2, "patchgen train: the rule, the value, the fix\n"),
+    (FileNotFoundError("no such folder"), 2, "patchgen train: no such folder\n"),
+    (MemoryError(), 2, "patchgen train: there is not enough memory "),
+    (RuntimeError("can't allocate memory: ..."), 2, "patchgen train: there is not enough memory "),
+    (KeyboardInterrupt(), 130, "patchgen: stopped; the same command continues"),
+])  # fmt: skip
 def test_a_users_mistake_is_one_sentence(
     error: BaseException, code: int, said: str, fails: Callable[[BaseException], None],
     capsys: pytest.CaptureFixture[str],

@@ -75,30 +75,27 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
     assert load_settings(path, unseen="site_c", seed=5) == Config(**BASE, seed=5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("evel_every: 3", "unknown setting 'evel_every'; did you mean 'eval_every'"),
-        ("data: a", "unseen are required"),
-        ("- data\n- unseen", "must hold settings as `name: value` lines, found list"),
-        ("", "found NoneType"),
-        ("data: [a", "not readable YAML"),
-        ("lr: 1e-3", r"lr must be a finite number, not '1e-3'; YAML .* 1.0e-3"),
-        ("steps: many", "steps must be a whole number, not 'many'"),
-        ("swad: 1", "swad must be true or false, not 1"),
-        ("unseen: 2016", "unseen must be text, not 2016; put it in quotes"),
-        ("select: orcale", "select must be one of .*, not 'orcale'; did you mean 'oracle'"),
-        ("pool: max", "pool must be one of .*, patchgen-cls, select or null, not 'max'"),
-        ("split: null", "split must be one of domainbed, group, not None"),
-        ("backbone: {a: 1}", "backbone must be text"),
-        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number, .*'x'"),
-        ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
-        ("hparams: {miro: 1.0e+290}", r"hparams must be at most 1000000000, not .*miro"),
-        ("seed: 4294967296", "seed must be at most 4294967295"),
-        ("tau: 2024-13-45", "is not readable YAML: month must be in 1..12"),
-        ("tau: " + "[" * 3000, "is not readable YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("evel_every: 3", "unknown setting 'evel_every'; did you mean 'eval_every'"),
+    ("data: a", "unseen are required"),
+    ("- data\n- unseen", "must hold settings as `name: value` lines, found list"),
+    ("", "found NoneType"),
+    ("data: [a", "not readable YAML"),
+    ("lr: 1e-3", r"lr must be a finite number, not '1e-3'; YAML .* 1.0e-3"),
+    ("steps: many", "steps must be a whole number, not 'many'"),
+    ("swad: 1", "swad must be true or false, not 1"),
+    ("unseen: 2016", "unseen must be text, not 2016; put it in quotes"),
+    ("select: orcale", "select must be one of .*, not 'orcale'; did you mean 'oracle'"),
+    ("pool: max", "pool must be one of .*, patchgen-cls, select or null, not 'max'"),
+    ("split: null", "split must be one of domainbed, group, not None"),
+    ("backbone: {a: 1}", "backbone must be text"),
+    ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number, .*'x'"),
+    ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
+    ("hparams: {miro: 1.0e+290}", r"hparams must be at most 1000000000, not .*miro"),
+    ("seed: 4294967296", "seed must be at most 4294967295"),
+    ("tau: 2024-13-45", "is not readable YAML: month must be in 1..12"),
+    ("tau: " + "[" * 3000, "is not readable YAML"),
+])  # fmt: skip
 def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     """The line replaces one of a right file, or is added to it."""
     whole = text if text in WHOLE else "\n".join([*(line for line in RIGHT if line[:4] != text[:4]), text])
@@ -117,11 +114,10 @@ def test_too_small_is_refused(name: str) -> None:
         Config(**BASE, **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("lr", float("nan")), ("lr", float("inf")), ("holdout", 0.0), ("holdout", 1.0), ("tau", 0.0), ("tau", 1.0),
-     *(("micro_batch", value) for value in (2.5, True, "all"))],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "value"), [
+    ("lr", float("nan")), ("lr", float("inf")), ("holdout", 0.0), ("holdout", 1.0), ("tau", 0.0), ("tau", 1.0),
+    *(("micro_batch", value) for value in (2.5, True, "all")),
+])  # fmt: skip
 def test_numbers_that_are_none_and_open_ends_are_refused(name: str, value: Any) -> None:
     rule = "above 0|below 1|a finite number|auto or a whole number"
     with pytest.raises(ValueError, match=f"{name} must be ({rule})"):

@@ -35,16 +35,13 @@ def as_fused(drawn: PlainDraw, side: int) -> AugmentDraw:
     return AugmentDraw(torch.tensor([drawn.flip]), box, *numbers, torch.tensor([drawn.grayscale]), order)
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        changed(flip=True),
-        changed(box=(3, 5, 13, 18)),
-        changed(brightness=1.2, contrast=0.8, saturation=1.3),
-        changed(contrast=1.3, brightness=0.8, order=("contrast", "hue", "brightness", "saturation")),
-        changed(grayscale=True, saturation=0.7, box=(0, 2, 16, 19), flip=True),
-    ],
-)
+@pytest.mark.parametrize("drawn", [
+    changed(flip=True),
+    changed(box=(3, 5, 13, 18)),
+    changed(brightness=1.2, contrast=0.8, saturation=1.3),
+    changed(contrast=1.3, brightness=0.8, order=("contrast", "hue", "brightness", "saturation")),
+    changed(grayscale=True, saturation=0.7, box=(0, 2, 16, 19), flip=True),
+])  # fmt: skip
 def test_agrees_with_the_batch_pipeline_on_the_same_draw(drawn: PlainDraw) -> None:
     image = soft_image()
     plain = torch.from_numpy(np.array(plain_apply(image, drawn, 20))).permute(2, 0, 1) / 255

@@ -82,17 +82,16 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     assert len(rows) == 2 + len(found["table"]) and [p.name for p in tmp_path.glob("*.md*")] == ["table.md"]
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [(["all", "--repeats", "3"], "all takes no further options, got --repeats 3"),
-     (["rate", "--small", "--batch", "3"], "--small takes no further options"),
-     (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
-     (["modes", "--repeats", "0"], "repeats must be at least 1, not 0"),
-     (["sweep", "--runs", "0"], "runs must be at least 1, not 0"),
-     (["input", "--images", "0"], "images must be at least 1, not 0"),
-     (["bookkeeping", "--scale", "0"], "scale must be above 0"),
-     (["bookkeeping", "--over", "pixels"], "over must be some of images, sites, classes, runs, not pixels")],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "text"), [
+    (["all", "--repeats", "3"], "all takes no further options, got --repeats 3"),
+    (["rate", "--small", "--batch", "3"], "--small takes no further options"),
+    (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
+    (["modes", "--repeats", "0"], "repeats must be at least 1, not 0"),
+    (["sweep", "--runs", "0"], "runs must be at least 1, not 0"),
+    (["input", "--images", "0"], "images must be at least 1, not 0"),
+    (["bookkeeping", "--scale", "0"], "scale must be above 0"),
+    (["bookkeeping", "--over", "pixels"], "over must be some of images, sites, classes, runs, not pixels"),
+])  # fmt: skip
 def test_refused_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()

@@ -11,6 +11,7 @@ from patchgen.data.table import read_table
 from patchgen.runs.folder import RunFolder
 
 TRAIN = "train nowhere --unseen a"
+STREAM = "train {images}/studio --task ccd --backbone tiny --image-size 28"
 FIT = "fit {images} --runs {runs} --backbone tiny --image-size 56 --steps 3 --out"
 COMPOSE = "oracle compose {images} --domain field --num-classes 3 --out {out}"
 LABELS = "evaluate {run} {images} --resamples 100 --out {out}"
@@ -26,6 +27,9 @@ CASES = {
     "train photos --batch-size 3": "did you mean '--batch-per-domain'?",
     "train photos --stepz 1": "did you mean '--steps'?",
     "train photos --task ccd --steps 3": "no option --steps",
+    f"{STREAM} --method promtccd": "did you mean 'promptccd'",
+    f"{STREAM} --schedule papr": "did you mean 'paper'",
+    f"{STREAM} --epochs 2 --warm-up 2": "--warm-up must be below",
     f"{TRAIN} --config a.yaml --preset paper": "--config and --preset exclude each other",
     # right numbers pass
     f"{TRAIN} --val-images None --steps=3 --lr 1e-3 --options a b --holdout 0.3": "patchgen train: No such data",
@@ -39,6 +43,7 @@ CASES = {
     "doctor --options crctp_fold Fold1": "are about DATA: give the folder too",
     "doctor {manifest} --splits {manifest}": "is the manifest itself",
     "doctor {images} --splits {here}": "must be a file that ends in .csv",
+    "methods --needs texts": "--needs must be one of text, source-free, transductive, not 'texts'",
     "datasets domainet": "did you mean 'domainnet'?",
     "oracle write oracle-tny --out {out}": "did you mean 'oracle-tiny'",
     f"{COMPOSE} --correlation high,1,1": "--correlation must be numbers separated by commas, got 'high,1,1'",

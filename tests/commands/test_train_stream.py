@@ -50,22 +50,6 @@ def test_from_folder_to_summary(stream: Path, tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.strip() == str(run)
 
 
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        (["--method", "promtccd"], "did you mean 'promptccd'"),
-        (["--warm-up", "2"], "--warm-up must be below"),
-        (["--schedule", "papr"], "did you mean 'paper'"),
-    ],
-)
-def test_mistakes_are_one_sentence(
-    more: list[str], text: str, stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words(stream, tmp_path, *more)) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err and not printed.out and "Traceback" not in printed.err
-
-
 def test_help_has_the_stream_s_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", "--task", "ccd", "--help"])

@@ -56,18 +56,15 @@ def baseline(geometry: dict[str, Any]) -> dict[str, Any]:
 NEAR = {"silhouette_by_class": 0.499, "domain_separability": {"accuracy": 0.61, "chance": 0.25}}
 
 
-@pytest.mark.parametrize(
-    ("record", "more", "wanted"),
-    [
-        (image(True, False, 0.9), {}, {"A": "yes", "B": "yes", "C": "not tested", "D": "not tested", "E": "yes"}),
-        (image(False, True, 0.4), {}, {"A": "no", "B": "no"}),  # no better than the random ranking
-        (image(True, True, 0.9), {}, {"A": "partly"}),  # sufficient, not needed
-        (image(True, False, 0.9, selected=1.0), {}, {"A": "not tested"}),  # a constant mask
-        (image(True, True, 0, mask=False), {}, {"A": "not tested", "B": "not tested"}),
-        (image(True, False, 0.9), baseline(GEOMETRY[1]), {"C": "yes"}),
-        (image(True, False, 0.9), baseline(NEAR), {"C": "no"}),  # a small difference is none
-    ],
-)
+@pytest.mark.parametrize(("record", "more", "wanted"), [
+    (image(True, False, 0.9), {}, {"A": "yes", "B": "yes", "C": "not tested", "D": "not tested", "E": "yes"}),
+    (image(False, True, 0.4), {}, {"A": "no", "B": "no"}),  # no better than the random ranking
+    (image(True, True, 0.9), {}, {"A": "partly"}),  # sufficient, not needed
+    (image(True, False, 0.9, selected=1.0), {}, {"A": "not tested"}),  # a constant mask
+    (image(True, True, 0, mask=False), {}, {"A": "not tested", "B": "not tested"}),
+    (image(True, False, 0.9), baseline(GEOMETRY[1]), {"C": "yes"}),
+    (image(True, False, 0.9), baseline(NEAR), {"C": "no"}),  # a small difference is none
+])  # fmt: skip
 def test_verdicts(record: dict[str, Any], more: dict[str, Any], wanted: dict[str, str]) -> None:
     assert verdicts([record] * 10, **more).items() >= wanted.items()
 

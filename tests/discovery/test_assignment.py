@@ -104,21 +104,18 @@ def test_nan_where_there_is_no_sample(known: list[int], empty: str) -> None:
     assert found.all == 1 and math.isnan(getattr(found, empty))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (([0, 1], [0], [0]), "one length, not 2 and 1"),
-        (([], [], [0]), "empty"),
-        ((np.zeros((2, 2)), [0, 1], [0]), r"one id a sample, shape \(N,\), not \(2, 2\)"),
-        (([[0], [1]], [0, 1], [0]), "hashable"),
-        (([0.0, math.nan], [0, 1], [0]), "y_true holds NaN"),
-        (([0, 1], np.array([0, math.nan]), [0]), "y_pred holds NaN"),
-        (([0, 1], [0, 1], 70), r"range\(70\), not 70"),
-        ((["a"], ["a"], "a"), "not 'a'"),
-        (([0, 1], [0, 1], [True, False]), "mask of samples"),
-        (([0, 1], [0, 1], ["0"]), "not '0' and 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "text"), [
+    (([0, 1], [0], [0]), "one length, not 2 and 1"),
+    (([], [], [0]), "empty"),
+    ((np.zeros((2, 2)), [0, 1], [0]), r"one id a sample, shape \(N,\), not \(2, 2\)"),
+    (([[0], [1]], [0, 1], [0]), "hashable"),
+    (([0.0, math.nan], [0, 1], [0]), "y_true holds NaN"),
+    (([0, 1], np.array([0, math.nan]), [0]), "y_pred holds NaN"),
+    (([0, 1], [0, 1], 70), r"range\(70\), not 70"),
+    ((["a"], ["a"], "a"), "not 'a'"),
+    (([0, 1], [0, 1], [True, False]), "mask of samples"),
+    (([0, 1], [0, 1], ["0"]), "not '0' and 0"),
+])  # fmt: skip
 def test_wrong_ids(arguments: tuple[Any, Any, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         clustering_accuracy(*arguments)

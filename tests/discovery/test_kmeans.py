@@ -172,22 +172,19 @@ BROKEN = X.clone()
 BROKEN[4, 1] = float("nan")
 
 
-@pytest.mark.parametrize(
-    ("clusters", "data", "text"),
-    [
-        (2, (X, X[:3], [0, 1, 2]), "must be from 3, the number of labelled classes, to 9, .* not 2"),
-        (8, (X, X[:1], [0]), "from 1, .* to 7, .* not 8"),
-        (0, (X,), "from 1, .* not 0"),
-        (2, (BROKEN,), "unlabelled must be finite, but 1 of 6 rows .* row 4"),
-        (2, (X, BROKEN, [0] * 6), "labelled must be finite"),
-        (2, (X, torch.zeros(1, 3), [0]), "labelled has 3 features a point, the others 2"),
-        (2, (X, X[:2], [0]), "one id a labelled point, 2, not 1"),
-        (2, (X, X[:2], [0, -1]), "-1, which means 'no label'"),
-        (2, (X, X[:2]), "both or neither"),
-        (2, (X[0],), r"shape \(N, D\) .* not \(2,\)"),
-        (2, (X[:0],), r"not \(0, 2\)"),
-    ],
-)
+@pytest.mark.parametrize(("clusters", "data", "text"), [
+    (2, (X, X[:3], [0, 1, 2]), "must be from 3, the number of labelled classes, to 9, .* not 2"),
+    (8, (X, X[:1], [0]), "from 1, .* to 7, .* not 8"),
+    (0, (X,), "from 1, .* not 0"),
+    (2, (BROKEN,), "unlabelled must be finite, but 1 of 6 rows .* row 4"),
+    (2, (X, BROKEN, [0] * 6), "labelled must be finite"),
+    (2, (X, torch.zeros(1, 3), [0]), "labelled has 3 features a point, the others 2"),
+    (2, (X, X[:2], [0]), "one id a labelled point, 2, not 1"),
+    (2, (X, X[:2], [0, -1]), "-1, which means 'no label'"),
+    (2, (X, X[:2]), "both or neither"),
+    (2, (X[0],), r"shape \(N, D\) .* not \(2,\)"),
+    (2, (X[:0],), r"not \(0, 2\)"),
+])  # fmt: skip
 def test_wrong_data(clusters: int, data: tuple[Any, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         SemiSupervisedKMeans(clusters).fit(*data)
@@ -222,16 +219,13 @@ def test_search_finds_every_single_top(low: int, high: int) -> None:
         assert search(lambda k, top=top: 1 - max(0, k - top), low, high).num_classes == top  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"at_most": 2}, "3 to 10, not 2"),
-        ({"at_most": 11}, "3 to 10, not 11"),
-        ({"labels": [0, 1]}, "one length"),
-        ({"labelled": torch.zeros(4, 3)}, "labelled has 3 features a point, the others 2"),
-        ({"unlabelled": torch.full((6, 2), torch.inf)}, "unlabelled must be finite"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"at_most": 2}, "3 to 10, not 2"),
+    ({"at_most": 11}, "3 to 10, not 11"),
+    ({"labels": [0, 1]}, "one length"),
+    ({"labelled": torch.zeros(4, 3)}, "labelled has 3 features a point, the others 2"),
+    ({"unlabelled": torch.full((6, 2), torch.inf)}, "unlabelled must be finite"),
+])  # fmt: skip
 def test_wrong_arguments(change: dict[str, Any], text: str) -> None:
     good = {"unlabelled": torch.rand(6, 2), "labelled": torch.rand(4, 2), "labels": [0, 1, 2, 2], "at_most": 5}
     with pytest.raises(ValueError, match=text):

@@ -10,13 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.alignment import (
-    TwoPartHead,
-    covariance,
-    moment_distance,
-    positions,
-    risk_after_a_step,
-)
+from patchgen.methods.alignment import TwoPartHead, covariance, moment_distance, positions, risk_after_a_step
 from patchgen.model.losses import pseudo_labels
 
 

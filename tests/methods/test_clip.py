@@ -115,26 +115,18 @@ def test_a_zero_shot_run_trains_nothing_and_predicts(
     assert len({tuple(p.probabilities) for p in found}) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("clip", {}), ("coop", {}), ("coop+sma", {"tune": "layernorm"}), ("clipood", {}),
-        ("promptstyler", {"hparams": {"styles": 2, "style_steps": 2, "epochs": 2}}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "settings"), [
+    ("clip", {}), ("coop", {}), ("coop+sma", {"tune": "layernorm"}), ("clipood", {}),
+    ("promptstyler", {"hparams": {"styles": 2, "style_steps": 2, "epochs": 2}}),
+])  # fmt: skip
 @pytest.mark.parametrize("with_backbone", [True, False])
 def test_a_model_folder_keeps_the_sentences_and_no_text_tower(
-    name: str,
-    settings: dict[str, Any],
-    with_backbone: bool,
-    clip_folder: Path,
-    tiny_settings: dict[str, Any],
+    name: str, settings: dict[str, Any], with_backbone: bool, clip_folder: Path, tiny_settings: dict[str, Any],
     tmp_path: Path,
-) -> None:
+) -> None:  # fmt: skip
     place = shutil.copytree(clip_folder, tmp_path / "clip")
-    config = Config(
-        **{**tiny_settings, "steps": 2, "unseen": "none", "method": name, "backbone": str(place), **settings}
-    )
+    usual = {"steps": 2, "unseen": "none", "method": name, "backbone": str(place)}
+    config = Config(**{**tiny_settings, **usual, **settings})
     fitted = fit(config, tmp_path / "runs", expecting=False, quiet=True)
     folder = write_model(tmp_path / "model", fitted, with_backbone=with_backbone)
     if with_backbone:

@@ -78,8 +78,3 @@ def test_the_table_explains_the_words(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["methods", "--needs", "source-free"]) == 0
     text = capsys.readouterr().out
     assert "needs text, source-free" in text and NEEDS["source-free"] in text and "lp-ln " not in text
-
-
-def test_an_unknown_need_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "--needs", "texts"]) != 0
-    assert "--needs must be one of text, source-free, transductive, not 'texts'" in capsys.readouterr().err

@@ -13,13 +13,7 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.methods.miro import (
-    Miro,
-    explained_covariance,
-    mean_of_domains,
-    moment_distance,
-    tap_modules,
-)
+from patchgen.methods.miro import Miro, explained_covariance, mean_of_domains, moment_distance, tap_modules
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build

@@ -11,14 +11,7 @@ import torch
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.methods.mixup import (
-    ThreeBatches,
-    blend_patches,
-    foreground,
-    mix,
-    mix_parts,
-    mixed_cross_entropy,
-)
+from patchgen.methods.mixup import ThreeBatches, blend_patches, foreground, mix, mix_parts, mixed_cross_entropy
 from patchgen.model.backbone import load_backbone
 from patchgen.model.tuning import patch_attention
 from patchgen.train.loop import Step, make_optimizer

@@ -24,15 +24,12 @@ CLIPOOD = {
 GMDG = {"miro": 0.1, "shift": 0.001, "domain": 0.1, "lr_mult": 20.0}
 
 
-@pytest.mark.parametrize(
-    ("asked", "wanted"),
-    [
-        (("miro", "vlcs", "resnet50"), three(1e-5, 1e-6, 0.5, miro=0.01)),
-        (("miro", "domainnet", "clip-b16"), three(5e-5, 0.0, 0.0, miro=1.0) | {"batch_per_domain": 24}),
-        (("clipood", "officehome", "clip-b16"), CLIPOOD),
-        (("gmdg", "officehome", "resnet50"), three(3e-5, 1e-6, 0.1, **GMDG)),
-    ],
-)
+@pytest.mark.parametrize(("asked", "wanted"), [
+    (("miro", "vlcs", "resnet50"), three(1e-5, 1e-6, 0.5, miro=0.01)),
+    (("miro", "domainnet", "clip-b16"), three(5e-5, 0.0, 0.0, miro=1.0) | {"batch_per_domain": 24}),
+    (("clipood", "officehome", "clip-b16"), CLIPOOD),
+    (("gmdg", "officehome", "resnet50"), three(3e-5, 1e-6, 0.1, **GMDG)),
+])  # fmt: skip
 def test_figures(asked: tuple[str, str, str], wanted: dict[str, object]) -> None:
     assert host_settings(*asked) == wanted
 
@@ -50,26 +47,22 @@ def test_swad_and_the_task_have_their_own() -> None:
     assert host_settings("miro", "vlcs", "resnet50", swad=True) == three(5e-5, 0.0, 0.0, miro=0.01)
 
 
-@pytest.mark.parametrize(
-    ("asked", "task", "wanted"),
-    [
-        (("miro", "pacs", "dinov2-small"), "mdg", {"miro": 1.0}),  # a ViT: CLIP's
-        (("lreg", "vlcs", "dinov2-base"), "mdg_gcd", {"lreg": 0.5}),
-        (("lreg", "vlcs", "mae-b16"), "mdg", {"lreg": 0.5}),  # published with unknown classes alone
-        (("miro", "domainnet", "dinov2-base"), "mdg_gcd", {"miro": 0.1, "lr_mult": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("asked", "task", "wanted"), [
+    (("miro", "pacs", "dinov2-small"), "mdg", {"miro": 1.0}),  # a ViT: CLIP's
+    (("lreg", "vlcs", "dinov2-base"), "mdg_gcd", {"lreg": 0.5}),
+    (("lreg", "vlcs", "mae-b16"), "mdg", {"lreg": 0.5}),  # published with unknown classes alone
+    (("miro", "domainnet", "dinov2-base"), "mdg_gcd", {"miro": 0.1, "lr_mult": 1.0}),
+])  # fmt: skip
 def test_other_backbones_get_the_methods_weights_and_nothing_that_rows_share(
     asked: tuple[str, str, str], task: str, wanted: dict[str, float]
 ) -> None:
     assert host_settings(*asked, task=task) == {"hparams": wanted}
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [("miro", "histocolon", "dinov2-base"), ("miro", "histocolon", "resnet50"), ("patchgen", "pacs", "resnet50"),
-     ("miro", None, "resnet50"), ("gestur", "pacs", "regnety-16gf")],
-)  # fmt: skip
+@pytest.mark.parametrize("asked", [
+    ("miro", "histocolon", "dinov2-base"), ("miro", "histocolon", "resnet50"), ("patchgen", "pacs", "resnet50"),
+    ("miro", None, "resnet50"), ("gestur", "pacs", "regnety-16gf"),
+])  # fmt: skip
 def test_what_is_not_published_is_empty(asked: tuple[str, str | None, str]) -> None:
     assert host_settings(*asked) == {}
 

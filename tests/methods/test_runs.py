@@ -15,6 +15,7 @@ from patchgen.model.patchgen import PatchGen
 from patchgen.predict.predictor import load_run
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
+from tests.conftest import interrupt
 
 PENALTY, AVERAGE, ANNEAL = {"penalty": 0.1}, {"ema": 0.5}, {"anneal": 0.6}  # ANNEAL: changes at step 3, the resumed one
 INTERRUPTED: list[tuple[str, dict[str, float]]] = [
@@ -30,29 +31,15 @@ INTERRUPTED: list[tuple[str, dict[str, float]]] = [
 
 @pytest.mark.parametrize(("method", "hparams"), INTERRUPTED)
 def test_an_interrupted_run_gives_the_same_numbers(
-    method: str,
-    hparams: dict[str, float],
-    tiny_settings: dict[str, Any],
-    tiny_run: Callable[..., Any],
-    tmp_path: Path,
-    clip_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    method: str, hparams: dict[str, float], tiny_settings: dict[str, Any], tiny_run: Callable[..., Any],
+    tmp_path: Path, clip_folder: Path,
+) -> None:  # fmt: skip
     """Stopped between two evaluations, after the state of step 2 and one more step, it goes on to the end."""
     settings: dict[str, Any] = {"method": method, "hparams": hparams}
     if "text" in method_class(method).needs:  # cached features, if it has any
         settings |= {"backbone": str(clip_folder), "augment": method in ("clip", "clipood")}
-    config, step, calls = Config(**{**tiny_settings, **settings}), FoldTrainer.take_step, iter(range(100))
-
-    def breaks(self: FoldTrainer, number: int) -> None:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        step(self, number)
-
-    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path, quiet=True)
-    monkeypatch.setattr(FoldTrainer, "take_step", step)
+    config = Config(**{**tiny_settings, **settings})
+    interrupt(FoldTrainer, "take_step", 5, lambda: train(config, tmp_path, quiet=True))
     run, whole = train(config, tmp_path, quiet=True), tiny_run(**settings)
     plain, wanted = ([record | {"seconds": 0} for record in one.records()] for one in (run, whole))
     assert plain == wanted

@@ -76,14 +76,11 @@ def test_a_sum_has_the_first_ones_choices() -> None:
 NO_SUMS = ("miro+patchgen", "gmdg+miro", "patchgen+miro+miro", "patchgen+coral+lreg", "full+gmdg+lreg+sma")
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        *((name, "a sum is a method like lp-ln, .* and one term, or one of miro.lreg") for name in NO_SUMS),
-        ("patchgen-select+balance", "'patchgen-select' has the terms of 'balance' already; leave 'balance' out"),
-        ("lp-ln+", "unknown method ''"),
-    ],
-)
+@pytest.mark.parametrize(("name", "rule"), [
+    *((name, "a sum is a method like lp-ln, .* and one term, or one of miro.lreg") for name in NO_SUMS),
+    ("patchgen-select+balance", "'patchgen-select' has the terms of 'balance' already; leave 'balance' out"),
+    ("lp-ln+", "unknown method ''"),
+])  # fmt: skip
 def test_other_sums_are_refused(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         make_method(Config("photos", "site_c", method=name))

@@ -143,11 +143,10 @@ def test_the_verdict_compares_with_the_best() -> None:
     assert verdict(frame(*rows), ["lp"], DOMAINS) == []
 
 
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [(["lp-ln", "patchgen+entropy"], ["lp-ln+entropy"]), (["lp-ln", "lp-ln+entropy", "patchgen+entropy"], []),
-     (["lp-ln", "patchgen, tau 0.5", "patchgen + SWAD"], []), (["lp-ln", "full+miro"], []), (["patchgen+lreg"], [])],
-)  # fmt: skip
+@pytest.mark.parametrize(("labels", "said"), [
+    (["lp-ln", "patchgen+entropy"], ["lp-ln+entropy"]), (["lp-ln", "lp-ln+entropy", "patchgen+entropy"], []),
+    (["lp-ln", "patchgen, tau 0.5", "patchgen + SWAD"], []), (["lp-ln", "full+miro"], []), (["patchgen+lreg"], []),
+])  # fmt: skip
 def test_unequal_comparisons_are_noted(labels: list[str], said: list[str]) -> None:
     notes = unequal_terms(labels)
     assert len(notes) == len(said) and all(word in note for word, note in zip(said, notes, strict=True))

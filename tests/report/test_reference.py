@@ -184,11 +184,10 @@ def test_every_file_is_a_table() -> None:
     assert [table.number for table in TABLES.values()] == list(range(1, 11))
 
 
-@pytest.mark.parametrize(
-    ("name", "filters", "message"),
-    [("mdg_gdc", {}, r"'mdg_gdc'; did you mean 'mdg_gcd'\? \(known: mdg, "),
-     ("mdg", {"method": "PatchGenn"}, r"no method in 'mdg' is 'PatchGenn'; did you mean 'PatchGen'\?")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "filters", "message"), [
+    ("mdg_gdc", {}, r"'mdg_gdc'; did you mean 'mdg_gcd'\? \(known: mdg, "),
+    ("mdg", {"method": "PatchGenn"}, r"no method in 'mdg' is 'PatchGenn'; did you mean 'PatchGen'\?"),
+])  # fmt: skip
 def test_unknown_names_get_a_suggestion(name: str, filters: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(name, **filters)

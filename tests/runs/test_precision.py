@@ -17,11 +17,10 @@ def native(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
     monkeypatch.setattr(machine, "native_bf16", lambda: wanted)
 
 
-@pytest.mark.parametrize(
-    ("words", "works", "expected"),
-    [("fpu avx2", True, False), ("avx512f avx512_bf16", True, True), ("fp asimd bf16 i8mm", True, True),
-     ("avx512_bf16x", True, False), ("avx512_bf16 amx_bf16", False, False), (None, True, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "works", "expected"), [
+    ("fpu avx2", True, False), ("avx512f avx512_bf16", True, True), ("fp asimd bf16 i8mm", True, True),
+    ("avx512_bf16x", True, False), ("avx512_bf16 amx_bf16", False, False), (None, True, False),
+])  # fmt: skip
 def test_native_bf16_needs_the_flag_and_a_working_kernel(
     words: str | None, works: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,15 +64,14 @@ def test_folders_without_runs_are_an_error(tmp_path: Path) -> None:
         read_runs([tmp_path / "absent"])
 
 
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [*((Config(data, "u"), name) for data, name in (
-        ("/x/PACS", "PACS"), ("x/office_home/", "OfficeHome"), ("terra_incognita", "TerraIncognita"),
-        ("oracle-shortcut", "oracle-shortcut"), ("/c/oracle/oracle-tiny-6d61607fa3e6/images", "oracle-tiny"),
-        ("rows.csv", "rows"), ("/x/colon4", "colon4"))),
-     *((StreamConfig(f"x/{folder}"), "CIFAR-100") for folder in ("cifar-100-binary", "cifar-100-python")),
-     (StreamConfig("x/CUB_200_2011", schedule="small/ccd-cub-small.yaml"), "CUB, ccd-cub-small")],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "name"), [
+    *((Config(data, "u"), name) for data, name in (
+       ("/x/PACS", "PACS"), ("x/office_home/", "OfficeHome"), ("terra_incognita", "TerraIncognita"),
+       ("oracle-shortcut", "oracle-shortcut"), ("/c/oracle/oracle-tiny-6d61607fa3e6/images", "oracle-tiny"),
+       ("rows.csv", "rows"), ("/x/colon4", "colon4"))),
+    *((StreamConfig(f"x/{folder}"), "CIFAR-100") for folder in ("cifar-100-binary", "cifar-100-python")),
+    (StreamConfig("x/CUB_200_2011", schedule="small/ccd-cub-small.yaml"), "CUB, ccd-cub-small"),
+])  # fmt: skip
 def test_data_names(config: Config | StreamConfig, name: str) -> None:
     assert data_name(config) == name
 
@@ -172,11 +171,10 @@ RECORDS = [record(0, 0.25, 0.25, 0.75), record(10, 0.75, 0.5, 0.25), record(20, 
            record(30, 1.0, 0.0, 0.875)]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rule", "metric", "step"),
-    [("source-validation", "accuracy", 20), ("source-validation", "f1", 0), ("last", "accuracy", 30),
-     ("last", "f1", 30), ("oracle", "accuracy", 30), ("oracle", "f1", 10)],
-)  # fmt: skip
+@pytest.mark.parametrize(("rule", "metric", "step"), [
+    ("source-validation", "accuracy", 20), ("source-validation", "f1", 0), ("last", "accuracy", 30),
+    ("last", "f1", 30), ("oracle", "accuracy", 30), ("oracle", "f1", 10),
+])  # fmt: skip
 def test_ties_keep_the_most_recent(rule: str, metric: str, step: int) -> None:
     assert best(RECORDS, rule, metric)["step"] == step
     assert RULES[rule](best(RECORDS, rule, metric), metric) == max(RULES[rule](r, metric) for r in RECORDS)

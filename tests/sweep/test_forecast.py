@@ -31,11 +31,10 @@ def finish(made: Job, seconds: list[float]) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize(
-    ("changes", "share"),
-    [({}, 1), ({"image_size": 224}, 4), ({"backbone": "/x/vit_tiny_patch16_224.safetensors"}, 0.25),
-     ({"backbone": "auto"}, 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "share"), [
+    ({}, 1), ({"image_size": 224}, 4), ({"backbone": "/x/vit_tiny_patch16_224.safetensors"}, 0.25),
+    ({"backbone": "auto"}, 1),
+])  # fmt: skip
 def test_without_finished_runs_a_stated_rate_is_scaled(changes: dict[str, Any], share: float, tmp_path: Path) -> None:
     forecast = predict_cost([job(tmp_path, **changes)], tmp_path)
     assert forecast.seconds == pytest.approx(share * USUAL)

@@ -35,16 +35,13 @@ def test_a_run_in_two_rows_is_one_job(tiny_recipe: Recipe, tmp_path: Path) -> No
     assert [job.rows for job in jobs] == [("A", "B"), ("C",)] and [str(job) for job in jobs] == ["A; B", "C"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("seed: [1]", "method: [lp, pathcgen]", "method pathcgen: unknown method 'pathcgen'; did you mean 'patchgen'"),
-        ("seed: [1]", "hparams.miro: [1.0]", "miro 1.0: method 'lp' has no hyper-parameter 'miro'"),
-        ("unseen: studio", "unseen: studoi", "'studoi' is not a domain of .*did you mean 'studio'"),
-        ("data: /", "data: /nowhere/", "No such data"),
-        ("unseen: studio", "unseen: none\nselect: oracle", "seed 1: --select oracle looks at an unseen domain"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("seed: [1]", "method: [lp, pathcgen]", "method pathcgen: unknown method 'pathcgen'; did you mean 'patchgen'"),
+    ("seed: [1]", "hparams.miro: [1.0]", "miro 1.0: method 'lp' has no hyper-parameter 'miro'"),
+    ("unseen: studio", "unseen: studoi", "'studoi' is not a domain of .*did you mean 'studio'"),
+    ("data: /", "data: /nowhere/", "No such data"),
+    ("unseen: studio", "unseen: none\nselect: oracle", "seed 1: --select oracle looks at an unseen domain"),
+])  # fmt: skip
 def test_wrong_settings_are_reported_before_anything_starts(
     old: str, new: str, message: str, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -93,12 +90,11 @@ def test_states(no_ops: NoOps) -> None:
     assert len(run.records()) == 1 and perform(job) == "found"
 
 
-@pytest.mark.parametrize(
-    ("error", "final", "line"),
-    [(RuntimeError("CUDA out of memory"), False, "RuntimeError: CUDA out of memory"),
-     (ValueError("--lr is wrong"), True, "--lr is wrong"), (OSError("disk full"), False, "disk full"),
-     (ProcessDied("SIGABRT"), False, "SIGABRT")],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "final", "line"), [
+    (RuntimeError("CUDA out of memory"), False, "RuntimeError: CUDA out of memory"),
+    (ValueError("--lr is wrong"), True, "--lr is wrong"), (OSError("disk full"), False, "disk full"),
+    (ProcessDied("SIGABRT"), False, "SIGABRT"),
+])  # fmt: skip
 def test_errors_are_counted_and_final_ones_are_not_retried(
     error: Exception, final: bool, line: str, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

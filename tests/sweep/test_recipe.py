@@ -99,31 +99,28 @@ def test_environment_variables_are_expanded(write_recipe: Write, monkeypatch: py
         runs(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("data: a\nunseen: x", "neither `grid` nor `rows` nor `random`.*--config"),
-        ("data: a\ngird: {}\nrows: [{name: A}]", "unknown setting 'gird'; did you mean 'grid'"),
-        ("data: a\ngrid: {sede: [1]}", "grid: unknown setting 'sede'; did you mean 'seed'"),
-        ("data: a\ngrid: {seed: 1}", r"grid: seed must be a list with a value in it, such as \[1\]"),
-        ("data: a\ngrid: [1]", "`grid` must hold"),
-        ("data: a\nrows: [{method: lp}]", "each with a name"),
-        ("data: a\nrows: [{name: 1.1}]", "name must be text .in quotes. .*, not 1.1"),
-        ("data: a\nrows: [{name: A}, {name: A}]", "that no other row has, not 'A'"),
-        ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
-        ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed appears in row 'A' and in the grid"),
-        ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, quick, not 'smal'; did you mean"),
-        ("data: a\ngrid: {seed: [1]}", "unseen are required"),
-        ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
-        ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a finite number, not '1e-3'"),
-        ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
-        ("random: {lr: [1.0e-5, 1.0e-3]}", "random search needs both"),
-        ("random: {lr: [1.0e-3, 1.0e-5]}\ntrials: 2", r"lr must be \[low, high\] or"),
-        ("random: {steps: [5, 10]}\ntrials: 2", "'steps' is none of lr, "),
-        ("lr: 0.1\nrandom: {lr: [1.0e-5, 1.0e-3]}\ntrials: 2", "lr is drawn at random and also given"),
-        ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("data: a\nunseen: x", "neither `grid` nor `rows` nor `random`.*--config"),
+    ("data: a\ngird: {}\nrows: [{name: A}]", "unknown setting 'gird'; did you mean 'grid'"),
+    ("data: a\ngrid: {sede: [1]}", "grid: unknown setting 'sede'; did you mean 'seed'"),
+    ("data: a\ngrid: {seed: 1}", r"grid: seed must be a list with a value in it, such as \[1\]"),
+    ("data: a\ngrid: [1]", "`grid` must hold"),
+    ("data: a\nrows: [{method: lp}]", "each with a name"),
+    ("data: a\nrows: [{name: 1.1}]", "name must be text .in quotes. .*, not 1.1"),
+    ("data: a\nrows: [{name: A}, {name: A}]", "that no other row has, not 'A'"),
+    ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
+    ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed appears in row 'A' and in the grid"),
+    ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, quick, not 'smal'; did you mean"),
+    ("data: a\ngrid: {seed: [1]}", "unseen are required"),
+    ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
+    ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a finite number, not '1e-3'"),
+    ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
+    ("random: {lr: [1.0e-5, 1.0e-3]}", "random search needs both"),
+    ("random: {lr: [1.0e-3, 1.0e-5]}\ntrials: 2", r"lr must be \[low, high\] or"),
+    ("random: {steps: [5, 10]}\ntrials: 2", "'steps' is none of lr, "),
+    ("lr: 0.1\nrandom: {lr: [1.0e-5, 1.0e-3]}\ntrials: 2", "lr is drawn at random and also given"),
+    ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
+])  # fmt: skip
 def test_wrong_recipes_are_one_sentence(text: str, message: str, write_recipe: Write) -> None:
     with pytest.raises(ValueError, match=message) as error:
         runs(write_recipe(text))

@@ -54,15 +54,12 @@ def test_a_users_list_may_have_any_order() -> None:
     assert (names[fold.truth] == np.array(CLASSES)[fold.table.label]).all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"known": "ant"}, "is 1 of 5 classes: name at least two"),
-        ({"known": "ant,bea"}, "--known 'bea' is not a class of this data; did you mean 'bee'?"),
-        ({"known": ",".join(CLASSES)}, "is 5 of 5 classes: name at least two, and leave some to discover"),
-        ({"num_classes": 2}, "--num-classes 2 is less than the 3 known classes"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"known": "ant"}, "is 1 of 5 classes: name at least two"),
+    ({"known": "ant,bea"}, "--known 'bea' is not a class of this data; did you mean 'bee'?"),
+    ({"known": ",".join(CLASSES)}, "is 5 of 5 classes: name at least two, and leave some to discover"),
+    ({"num_classes": 2}, "--num-classes 2 is less than the 3 known classes"),
+])  # fmt: skip
 def test_impossible_choices_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         fold_of(**changes)

@@ -18,20 +18,17 @@ RNG = np.random.default_rng(0)
 # verdicts
 
 
-@pytest.mark.parametrize(
-    ("measured", "bound", "sense", "trivial", "status", "tightness"),
-    [
-        (0.2, 0.4, "at most", 1.0, "holds", 0.5),
-        (0.2, 1.5, "at most", 1.0, "vacuous", 0.2 / 1.5),
-        (0.5, 0.4, "at most", 1.0, "violated", 1.25),
-        (2.0, 1.5, "at most", 1.0, "violated", 2 / 1.5),  # a bound that says nothing can still be wrong
-        (0.0, 0.0, "at most", 1.0, "holds", None),
-        (3.0, 1.5, "at least", 0.0, "holds", 0.5),
-        (3.0, -1.5, "at least", 0.0, "vacuous", None),
-        (1.0, 1.5, "at least", 0.0, "violated", 1.5),
-        (math.nan, 0.4, "at most", 1.0, "violated", None),
-    ],
-)
+@pytest.mark.parametrize(("measured", "bound", "sense", "trivial", "status", "tightness"), [
+    (0.2, 0.4, "at most", 1.0, "holds", 0.5),
+    (0.2, 1.5, "at most", 1.0, "vacuous", 0.2 / 1.5),
+    (0.5, 0.4, "at most", 1.0, "violated", 1.25),
+    (2.0, 1.5, "at most", 1.0, "violated", 2 / 1.5),  # a bound that says nothing can still be wrong
+    (0.0, 0.0, "at most", 1.0, "holds", None),
+    (3.0, 1.5, "at least", 0.0, "holds", 0.5),
+    (3.0, -1.5, "at least", 0.0, "vacuous", None),
+    (1.0, 1.5, "at least", 0.0, "violated", 1.5),
+    (math.nan, 0.4, "at most", 1.0, "violated", None),
+])  # fmt: skip
 def test_verdicts(measured: float, bound: float, sense: Any, trivial: float, status: str, tightness: Any) -> None:
     row = judge("x", "y", "z", measured, bound, sense, trivial)
     assert row.status == status and row.tightness == (None if tightness is None else pytest.approx(tightness))
@@ -199,16 +196,13 @@ def test_a_run_without_truth_or_mask_is_refused(tiny_run: Any) -> None:
         measure.measure_run(tiny_run("lp").path, images=32)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"sizes": (37,)}, r"1\.\.36 patches, got 37"),
-        ({"sizes": (0,)}, "got 0"),
-        ({"sizes": ()}, "at least one number"),
-        ({"images": 31}, "at least 32.*got 31"),
-        ({"seed": -1}, "negative, got -1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"sizes": (37,)}, r"1\.\.36 patches, got 37"),
+    ({"sizes": (0,)}, "got 0"),
+    ({"sizes": ()}, "at least one number"),
+    ({"images": 31}, "at least 32.*got 31"),
+    ({"seed": -1}, "negative, got -1"),
+])  # fmt: skip
 def test_mistakes(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         measure.measure_oracle(**{"sizes": (1,), "images": 32, "seed": 1} | change)
