@@ -263,7 +263,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "image_size": 112, "steps": 151, "batch_per_domain": 12, "eval_every": 25, "val_images": 100,
         "precision": "auto",
     },
-    # `fit --quick`: only the LayerNorms of the last third of the blocks are tuned, on stored tokens of the others.
+    # `fit --quick`: only the LayerNorms of the upper half of the blocks are tuned, on stored tokens of the others.
     "quick": {
         "image_size": 112, "steps": 60, "batch_per_domain": 8, "eval_every": 30, "val_images": 100, "augment": False,
         "tune": "upper-layernorm", "lr": 3e-3, "lr_backbone": 1e-2, "lr_module": 1e-3, "lr_schedule": "cosine",

@@ -57,7 +57,7 @@ class FitOptions(StartOptions):
     with_backbone: bool = True
     """Put the backbone's weights into the folder, so that it works offline elsewhere."""
     quick: bool = False
-    """A first model in some minutes: one method, on stored tokens of the lower two thirds of the backbone."""
+    """A first model in some minutes: one method, on stored tokens of the lower half of the backbone."""
     minutes: Maybe[float] = None
     """Choose methods, steps and image size to end in about this time; settings that you name are kept."""
     runs: str = "runs"

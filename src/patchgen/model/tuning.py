@@ -41,7 +41,7 @@ def _final_norm(backbone: "Backbone") -> list[nn.Module]:
 def _upper_norms(backbone: "Backbone") -> list[nn.Module]:
     if backbone.family.convolutional:
         raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
-    backbone.tuned_from = len(backbone.blocks) * 2 // 3
+    backbone.tuned_from = len(backbone.blocks) // 2
     return [norm for part in (*backbone.blocks[backbone.tuned_from :], *_final_norm(backbone)) for norm in _norms(part)]
 
 
@@ -58,7 +58,7 @@ def set_tuning(backbone: "Backbone", mode: str, lora_rank: int = 8) -> list[str]
     """Make exactly the tensors of `mode` trainable, and return their names.
 
     `head` is nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in convolutional
-    nets), `upper-layernorm` those of the last third of the blocks; `last_block` the last block (stage) and the final
+    nets), `upper-layernorm` those of the upper half of the blocks; `last_block` the last block (stage) and the final
     norm; `full` all; `lora` updates of rank `lora_rank`, added to the attention layers, random at first (extra `lora`).
     """
     known = [*TUNING, "lora"]
