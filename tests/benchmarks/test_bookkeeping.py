@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks import common, flat
-from benchmarks.bookkeeping import write_manifest, write_runs
-from patchgen.data.table import read_table
+from benchmarks.bookkeeping import write_runs
 from patchgen.report.write import make_grids
 from patchgen.runs.scores import read_runs
 
@@ -19,12 +17,6 @@ def test_generated_runs_are_read_as_finished_ones(tmp_path: Path) -> None:
     grid = next(grid for grid in make_grids(runs, "in") if grid.name == "mdg-pacs")
     number = grid.lines[0].entries[0].number
     assert number is not None and number.tried == 5 and len(number.values) == 3
-
-
-def test_generated_manifests_have_the_wanted_sites_and_classes(tmp_path: Path) -> None:
-    table = read_table(write_manifest(tmp_path, 60, sites=5, classes=3))
-    assert (len(table), len(table.domains), len(table.classes)) == (60, 5, 3)
-    assert np.bincount(table.domain).tolist() == [12] * 5
 
 
 def test_cpu_share_of_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,6 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     (["rate", "--small", "--batch", "3"], "--small takes no further options"),
     (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
     (["modes", "--repeats", "0"], "repeats must be at least 1, not 0"),
-    (["sweep", "--runs", "0"], "runs must be at least 1, not 0"),
-    (["input", "--images", "0"], "images must be at least 1, not 0"),
     (["bookkeeping", "--scale", "0"], "scale must be above 0"),
     (["bookkeeping", "--over", "pixels"], "over must be some of images, sites, classes, runs, not pixels"),
 ])  # fmt: skip

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -60,15 +59,13 @@ def test_doctor_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch, caps
 
 def colon(root: Path) -> Path:
     """The layout of HISTOCOLON: two folds of one of its sites, of two and three images."""
-    places = ("CRC-TP/CRC-TP_data/Fold1/Training", "CRC-TP/CRC-TP_data/Fold2/Training",
-              "K-16/Kather_texture_2016_image_tiles_5000")  # fmt: skip
-    for place, names in zip(places, (("Tumor", "Muscle"), ("Tumor", "Stroma", "Muscle"), ("01_TUMOR",)), strict=True):
-        for name in names:
-            folder = root / "HISTOCOLON" / place / name
-            folder.mkdir(parents=True)
-            for i in range(2):
-                shade = np.full((8, 8, 3), 20 * len(list(root.rglob("*.png"))) + i, np.uint8)
-                Image.fromarray(shade).save(folder / f"{i}.png")
+    folds = [f"CRC-TP/CRC-TP_data/{name}" for name in (
+        "Fold1/Training/Tumor", "Fold1/Training/Muscle", *(f"Fold2/Training/{c}" for c in ("Tumor", "Stroma", "Muscle"))
+    )]  # fmt: skip
+    for number, place in enumerate([*folds, "K-16/Kather_texture_2016_image_tiles_5000/01_TUMOR"]):
+        (root / "HISTOCOLON" / place).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (8, 8), (20 * number + i,) * 3).save(root / "HISTOCOLON" / place / f"{i}.png")
     return root / "HISTOCOLON"
 
 

@@ -206,5 +206,3 @@ def test_missing_rankings_are_an_error_with_the_available_ones() -> None:
     assert "mask" not in available(model) and "mask" in available(make("patchgen"))
     with pytest.raises(ValueError, match="lp-ln has no ranking 'mask'.*it has attention, rollout"):
         check_rankings(model, ("random", "mask"), "lp-ln")
-    with pytest.raises(ValueError, match="'rolout'.*rollout"):
-        check_rankings(model, ("rolout",), "lp-ln")

@@ -72,9 +72,3 @@ def test_every_method_names_its_source_and_known_needs(capsys: pytest.CaptureFix
         assert "our reading" in str(rows[name]["summary"]) and rows[name]["reference"]
     for name in ("kadaptation", "clipood", "dpl"):
         assert rows[name]["cost"]
-
-
-def test_the_table_explains_the_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "--needs", "source-free"]) == 0
-    text = capsys.readouterr().out
-    assert "needs text, source-free" in text and NEEDS["source-free"] in text and "lp-ln " not in text
