@@ -144,18 +144,15 @@ def test_resuming_reproduces_the_uninterrupted_run(
     assert plain(resumed) == plain(unbroken) and same(resumed, unbroken)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"method": "gcd", "keep_aspect": True, "pool": "mean"},
-        {"method": "simgcd", "selection": "last", "epochs": 2},
-        {"method": "promptccd", "components": "grow", "test_prompts": True},
-        {"method": "promptccd", "components": "half", "tune": "layernorm"},
-        {"method": "gcd+patchgen-select"},
-        {"method": "promptccd+patchgen-select", "test_prompts": True},
-        {"method": "gcd+patchgen", "pseudo_labels": "none", "replay": 0, "lr_module": 0.01},
-    ],
-)
+@pytest.mark.parametrize("more", [
+    {"method": "gcd", "keep_aspect": True, "pool": "mean"},
+    {"method": "simgcd", "selection": "last", "epochs": 2},
+    {"method": "promptccd", "components": "grow", "test_prompts": True},
+    {"method": "promptccd", "components": "half", "tune": "layernorm"},
+    {"method": "gcd+patchgen-select"},
+    {"method": "promptccd+patchgen-select", "test_prompts": True},
+    {"method": "gcd+patchgen", "pseudo_labels": "none", "replay": 0, "lr_module": 0.01},
+])  # fmt: skip
 def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
     run = train(StreamConfig(**{**settings, "epochs": 1, "warm_up": 0, **more}), tmp_path, quiet=True)
     stages = run.records("stage")

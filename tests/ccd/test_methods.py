@@ -99,15 +99,12 @@ def test_simgcd_contrasts_in_the_bottleneck_and_spares_vectors_from_decay() -> N
     assert [group["weight_decay"] for group in groups] == [0.5]
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"method": "prompccd"}, "did you mean 'promptccd'"),
-        ({"method": "gcd", "components": "grow"}, "needs a mixture"),
-        ({"method": "gcd", "test_prompts": True}, "needs prompts"),
-        ({"method": "promptccd+patchgen", "pool": "mean"}, "which has a mask"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"method": "prompccd"}, "did you mean 'promptccd'"),
+    ({"method": "gcd", "components": "grow"}, "needs a mixture"),
+    ({"method": "gcd", "test_prompts": True}, "needs prompts"),
+    ({"method": "promptccd+patchgen", "pool": "mean"}, "which has a mask"),
+])  # fmt: skip
 def test_settings_that_do_not_fit(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make_stream_method(StreamConfig(**SETTINGS, **settings))

@@ -19,16 +19,13 @@ def test_the_hash_names_what_decides_the_numbers() -> None:
     assert run_name(config, "rows") != run_name(config, "other rows")
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"warm_up": 200}, "warm_up must be below epochs = 200"),
-        ({"components": "halve"}, "did you mean 'half'"),
-        ({"batch": 1}, "batch must be at least 2"),
-        ({"holdout": 1.0}, "holdout must be below 1"),
-        ({"task": "mdg"}, "task must be ccd"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"warm_up": 200}, "warm_up must be below epochs = 200"),
+    ({"components": "halve"}, "did you mean 'half'"),
+    ({"batch": 1}, "batch must be at least 2"),
+    ({"holdout": 1.0}, "holdout must be below 1"),
+    ({"task": "mdg"}, "task must be ccd"),
+])  # fmt: skip
 def test_bad_settings(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         StreamConfig("birds", **settings)

@@ -92,11 +92,10 @@ def test_tiny_classes_appear_in_their_first_stage() -> None:
     assert make_stages(label, names, schedule).entry.tolist() == [0, 0, 0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("classes", "sizes"),
-    [(100, [70, 10, 10, 10]), (200, [140, 20, 20, 20]), (101, [71, 10, 10, 10]), (10, [7, 1, 1, 1]), (7, [4, 1, 1, 1]),
-     (4, [1, 1, 1, 1])],
-)  # fmt: skip
+@pytest.mark.parametrize(("classes", "sizes"), [
+    (100, [70, 10, 10, 10]), (200, [140, 20, 20, 20]), (101, [71, 10, 10, 10]), (10, [7, 1, 1, 1]), (7, [4, 1, 1, 1]),
+    (4, [1, 1, 1, 1]),
+])  # fmt: skip
 def test_shares_of_the_classes(classes: int, sizes: list[int]) -> None:
     group = PAPER.group_of(names_of(classes))
     assert np.bincount(group).tolist() == sizes and group.tolist() == sorted(group)

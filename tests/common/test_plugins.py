@@ -74,13 +74,10 @@ def test_a_recorded_file_is_found_again_and_elsewhere_it_is_named(
         plugins.require(recorded, "run")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("1 / 0", "fails: ZeroDivisionError"),
-        ("from patchgen.methods import METHODS, Method\nMETHODS['lp'] = Method", "uses the name 'lp'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("1 / 0", "fails: ZeroDivisionError"),
+    ("from patchgen.methods import METHODS, Method\nMETHODS['lp'] = Method", "uses the name 'lp'"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_used_says_why(text: str, reason: str, tmp_path: Path, forgotten: None) -> None:
     (tmp_path / "bad.py").write_text(text)
     lp = METHODS["lp"]

@@ -8,16 +8,13 @@ import patchgen
 from patchgen.common.text import did_you_mean, json_text
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "hint"),
-    [
-        ("skecth", ("photo", "sketch"), "; did you mean 'sketch'?"),
-        ("REAL WORLD", ("Art", "Real_World"), "; did you mean 'Real_World'?"),
-        ("K19", ("K-16", "K-19"), "; did you mean 'K-19'?"),
-        ("zzz", ("photo", "sketch"), ""),
-        ("photo", (), ""),
-    ],
-)
+@pytest.mark.parametrize(("word", "known", "hint"), [
+    ("skecth", ("photo", "sketch"), "; did you mean 'sketch'?"),
+    ("REAL WORLD", ("Art", "Real_World"), "; did you mean 'Real_World'?"),
+    ("K19", ("K-16", "K-19"), "; did you mean 'K-19'?"),
+    ("zzz", ("photo", "sketch"), ""),
+    ("photo", (), ""),
+])  # fmt: skip
 def test_the_nearest_name_is_suggested(word: str, known: tuple[str, ...], hint: str) -> None:
     assert did_you_mean(word, known) == hint
 

@@ -50,14 +50,11 @@ def test_an_enlarging_crop_agrees_with_pillow() -> None:
     assert difference[2:-2, 2:-2].max() < 1e-4  # at the box's border Pillow does not look outside, we do
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "expected"),
-    [
-        ("flip", [True, False], lambda images: images.flip(-1)),
-        ("brightness", [2.0, 1.0], lambda images: (2 * images).clamp(max=1)),
-        ("grayscale", [True, False], lambda images: luma(images)[:, None].expand_as(images)),
-    ],
-)
+@pytest.mark.parametrize(("name", "values", "expected"), [
+    ("flip", [True, False], lambda images: images.flip(-1)),
+    ("brightness", [2.0, 1.0], lambda images: (2 * images).clamp(max=1)),
+    ("grayscale", [True, False], lambda images: luma(images)[:, None].expand_as(images)),
+])  # fmt: skip
 def test_an_operation_changes_its_image_alone(
     name: str, values: list[float], expected: Callable[[Tensor], Tensor]
 ) -> None:

@@ -208,21 +208,18 @@ def test_cub_species_are_merged_by_pattern(tmp_path: Path) -> None:
     assert jays == {"003.Blue_Jay", "005.Raven"}
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"per_class": 21}, r"needs 84 different photographs per class \(4 domains\), and 'bars' has 83"),
-        ({"per_class": 30}, "'plain' has 83; use --per-class 20, or choose other --classes"),
-        ({"classes": ["bars", "plian"]}, "no class is called 'plian'; did you mean 'plain'.*known: bars, checks"),
-        ({"classes": ["bars", "bars"]}, "a unique name.*got 'bars'"),
-        ({"classes": ["bars", "../x=plain"]}, "can name a folder, got '../x=plain'"),
-        ({"classes": ["bars", "b=ba*"]}, "'bars' belongs to both 'bars' and 'b'"),
-        ({"num_classes": 5}, r"2\.\.4 classes, with a background each, got 5 \(known: bars, checks, pillars, plain\)"),
-        ({"domain": "photo"}, "it has no domains; leave out --domain, got photo"),
-        ({"correlation": (0.9, 0.9, float("nan"))}, "got .*nan"),
-        ({"object_size": 31}, r"--object must be 32\.\.84, got 31"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"per_class": 21}, r"needs 84 different photographs per class \(4 domains\), and 'bars' has 83"),
+    ({"per_class": 30}, "'plain' has 83; use --per-class 20, or choose other --classes"),
+    ({"classes": ["bars", "plian"]}, "no class is called 'plian'; did you mean 'plain'.*known: bars, checks"),
+    ({"classes": ["bars", "bars"]}, "a unique name.*got 'bars'"),
+    ({"classes": ["bars", "../x=plain"]}, "can name a folder, got '../x=plain'"),
+    ({"classes": ["bars", "b=ba*"]}, "'bars' belongs to both 'bars' and 'b'"),
+    ({"num_classes": 5}, r"2\.\.4 classes, with a background each, got 5 \(known: bars, checks, pillars, plain\)"),
+    ({"domain": "photo"}, "it has no domains; leave out --domain, got photo"),
+    ({"correlation": (0.9, 0.9, float("nan"))}, "got .*nan"),
+    ({"object_size": 31}, r"--object must be 32\.\.84, got 31"),
+])  # fmt: skip
 def test_a_mistake_says_the_rule(photographs: Path, change: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         compose(photographs, **change)  # type: ignore[arg-type]
@@ -239,13 +236,10 @@ def test_folders_without_images(tmp_path: Path) -> None:
             compose(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("opaque", "text"),
-    [
-        (np.s_[40:42], "plain/000.png' is too thin: at 2 x 48 px it covers half of no patch; .*--object larger"),
-        (np.s_[:0], "plain/000.png: it is transparent everywhere"),
-    ],
-)
+@pytest.mark.parametrize(("opaque", "text"), [
+    (np.s_[40:42], "plain/000.png' is too thin: at 2 x 48 px it covers half of no patch; .*--object larger"),
+    (np.s_[:0], "plain/000.png: it is transparent everywhere"),
+])  # fmt: skip
 def test_an_object_that_covers_no_patch_is_refused(few: Path, opaque: slice, text: str) -> None:
     for file in (few / "plain").iterdir():
         file.unlink()

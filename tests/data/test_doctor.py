@@ -67,14 +67,11 @@ def test_unreadable_images_are_named(healthy: Path) -> None:
     assert "image sizes" not in fast
 
 
-@pytest.mark.parametrize(
-    ("copy", "kind", "status"),
-    [
-        ("a/cat/9.png", "within a domain", "warn"),
-        ("b/cat/9.png", "across domains", "warn"),
-        ("a/dog/9.png", "different labels", "fail"),
-    ],
-)
+@pytest.mark.parametrize(("copy", "kind", "status"), [
+    ("a/cat/9.png", "within a domain", "warn"),
+    ("b/cat/9.png", "across domains", "warn"),
+    ("a/dog/9.png", "different labels", "fail"),
+])  # fmt: skip
 @pytest.mark.parametrize("decode", [True, False])
 def test_duplicates(healthy: Path, copy: str, kind: str, status: str, decode: bool) -> None:
     shutil.copy(healthy / "a/cat/0.png", healthy / copy)

@@ -185,15 +185,12 @@ def test_changed_content_is_decoded_afresh(files: list[Path], tmp_path: Path, de
     assert decoded[2:] == [files[0]]
 
 
-@pytest.mark.parametrize(
-    ("ending", "at", "content", "lost"),
-    [
-        (".pixels", 3 * SIZE * SIZE + 5, b"damage", [1]),
-        (".pixels", 3 * SIZE * SIZE + 10, None, [1, 2]),  # truncated there
-        (".slots", 24 + 7, None, [1, 2]),
-        (".slots", 24 - 4, b"old!", [0]),  # the mark of a filled slot
-    ],
-)
+@pytest.mark.parametrize(("ending", "at", "content", "lost"), [
+    (".pixels", 3 * SIZE * SIZE + 5, b"damage", [1]),
+    (".pixels", 3 * SIZE * SIZE + 10, None, [1, 2]),  # truncated there
+    (".slots", 24 + 7, None, [1, 2]),
+    (".slots", 24 - 4, b"old!", [0]),  # the mark of a filled slot
+])  # fmt: skip
 def test_what_is_damaged_in_the_cache_is_decoded_again(
     files: list[Path], tmp_path: Path, decoded: list[Path], ending: str, at: int, content: bytes | None, lost: list[int]
 ) -> None:

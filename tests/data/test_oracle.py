@@ -249,21 +249,18 @@ def test_suite_folder_is_made_once_in_the_cache(tmp_path: Path, monkeypatch: pyt
 ASKED = OracleSpec((Domain("a", 0.5, 0), Domain("b", 0.5, 1)), "b", predictive=3)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"predictive": 37}, r"predictive must be 1\.\.36, got 37"),
-        ({"image_size": 85}, "multiple of patch_size 14, got 85"),
-        ({"patch_size": 0}, r"patch_size must be 14\.\.42, got 0"),
-        ({"objects": 4}, r"objects must be 1\.\.3, got 4"),
-        ({"objects": 2, "predictive": 13}, r"objects must be 1\.\.1, got 2"),
-        ({"local": True, "predictive": 36}, r"predictive must be 1\.\.35, got 36"),
-        ({"unseen": "aa"}, "unseen must be one of a, b, got 'aa'"),
-        ({"domains": (Domain("b", 0.5, 1), Domain("B", 0.5, 1))}, "names must differ"),
-        ({"domains": (Domain("b", 0.5, 1), Domain("../x", 0.5, 1))}, "name folders .*'../x'"),
-        ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, r"correlation of b must be 0\.\.1, got nan"),
-    ],
-)
+@pytest.mark.parametrize(("change", "text"), [
+    ({"predictive": 37}, r"predictive must be 1\.\.36, got 37"),
+    ({"image_size": 85}, "multiple of patch_size 14, got 85"),
+    ({"patch_size": 0}, r"patch_size must be 14\.\.42, got 0"),
+    ({"objects": 4}, r"objects must be 1\.\.3, got 4"),
+    ({"objects": 2, "predictive": 13}, r"objects must be 1\.\.1, got 2"),
+    ({"local": True, "predictive": 36}, r"predictive must be 1\.\.35, got 36"),
+    ({"unseen": "aa"}, "unseen must be one of a, b, got 'aa'"),
+    ({"domains": (Domain("b", 0.5, 1), Domain("B", 0.5, 1))}, "names must differ"),
+    ({"domains": (Domain("b", 0.5, 1), Domain("../x", 0.5, 1))}, "name folders .*'../x'"),
+    ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, r"correlation of b must be 0\.\.1, got nan"),
+])  # fmt: skip
 def test_a_wrong_spec_says_the_rule(change: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         replace(ASKED, **change)  # type: ignore[arg-type]

@@ -266,26 +266,23 @@ def test_images_are_weighted(files: list[Path], tmp_path: Path) -> None:
         fit(crosses, method="groupdro")
 
 
-@pytest.mark.parametrize(
-    ("data", "more", "message"),
-    [
-        (np.zeros((4, 8, 8, 3), np.int64), {"y": [0, 1] * 2, "domains": [0] * 4}, r"\(N, 3, H, W\).*got .* int64"),
-        (np.full((4, 8, 8, 3), 7.5), {"y": [0, 1] * 2, "domains": [0] * 4}, "floats from 7.5 to 7.5.*divide by 255"),
-        (np.zeros((4, 8, 8, 5), np.uint8), {"y": [0, 1] * 2, "domains": [0] * 4}, r"got \(8, 8, 5\) uint8"),
-        (np.zeros((4, 8, 8, 3), np.uint8), {}, "need y="),
-        (np.zeros((8, 8, 3), np.uint8), {"y": ["cat"]}, "at least two classes are needed, and every label is 'cat'"),
-        (pd.DataFrame({"path": ["a"], "class": ["b"]}), {}, r"has no label \(it has path, class\)"),
-        (pd.DataFrame({"path": ["a"], "label": ["b"]}), {"y": ["b"]}, "leave y, domains and groups out"),
-        (Photos([np.zeros((8, 8))] * 2, [0.5, 0.5]), {}, "whole numbers"),
-        (np.zeros((4, 8, 8), np.uint8), {"y": [0, 1] * 2, "sample_weight": [1, 1, -1, 1]}, "least 0 for each of the 4"),
-        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 3, "domains": [0] * 4}, "y must have one value for each of"),
-        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0, 1] * 2, "domains": ["a", "b", " ", "a"]}, "none empty"),
-        ([], {"y": [], "domains": []}, "empty"),
-        ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "images are paths, PIL images, or arrays.*got int"),
-        ("photos", {"y": [0]}, "leave y, domains, groups and sample_weight out"),
-        (7, {"y": [0], "domains": [0]}, "images are paths, .* or a Dataset of such images; got int"),
-    ],
-)
+@pytest.mark.parametrize(("data", "more", "message"), [
+    (np.zeros((4, 8, 8, 3), np.int64), {"y": [0, 1] * 2, "domains": [0] * 4}, r"\(N, 3, H, W\).*got .* int64"),
+    (np.full((4, 8, 8, 3), 7.5), {"y": [0, 1] * 2, "domains": [0] * 4}, "floats from 7.5 to 7.5.*divide by 255"),
+    (np.zeros((4, 8, 8, 5), np.uint8), {"y": [0, 1] * 2, "domains": [0] * 4}, r"got \(8, 8, 5\) uint8"),
+    (np.zeros((4, 8, 8, 3), np.uint8), {}, "need y="),
+    (np.zeros((8, 8, 3), np.uint8), {"y": ["cat"]}, "at least two classes are needed, and every label is 'cat'"),
+    (pd.DataFrame({"path": ["a"], "class": ["b"]}), {}, r"has no label \(it has path, class\)"),
+    (pd.DataFrame({"path": ["a"], "label": ["b"]}), {"y": ["b"]}, "leave y, domains and groups out"),
+    (Photos([np.zeros((8, 8))] * 2, [0.5, 0.5]), {}, "whole numbers"),
+    (np.zeros((4, 8, 8), np.uint8), {"y": [0, 1] * 2, "sample_weight": [1, 1, -1, 1]}, "least 0 for each of the 4"),
+    (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 3, "domains": [0] * 4}, "y must have one value for each of"),
+    (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0, 1] * 2, "domains": ["a", "b", " ", "a"]}, "none empty"),
+    ([], {"y": [], "domains": []}, "empty"),
+    ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "images are paths, PIL images, or arrays.*got int"),
+    ("photos", {"y": [0]}, "leave y, domains, groups and sample_weight out"),
+    (7, {"y": [0], "domains": [0]}, "images are paths, .* or a Dataset of such images; got int"),
+])  # fmt: skip
 def test_wrong_data_is_one_sentence(data: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         PatchGenClassifier(**CHEAP, runs=str(tmp_path)).fit(data, **more)
@@ -442,17 +439,14 @@ VIT = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("dinov2", {**VIT, "image_size": 28}),
-        ("vit", {**VIT, "intermediate_size": 64}),
-        pytest.param("vit_mae", {**VIT, "intermediate_size": 64}, marks=pytest.mark.slow),
-        ("clip_vision_model", {**VIT, "patch_size": 16}),
-        ("resnet", {**RESNET, "layer_type": "basic"}),
-        pytest.param("regnet", {**RESNET, "groups_width": 8}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("family", "settings"), [
+    ("dinov2", {**VIT, "image_size": 28}),
+    ("vit", {**VIT, "intermediate_size": 64}),
+    pytest.param("vit_mae", {**VIT, "intermediate_size": 64}, marks=pytest.mark.slow),
+    ("clip_vision_model", {**VIT, "patch_size": 16}),
+    ("resnet", {**RESNET, "layer_type": "basic"}),
+    pytest.param("regnet", {**RESNET, "groups_width": 8}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_every_family_of_backbones_comes_back(family: str, settings: dict[str, Any]) -> None:
     mean = (0.1, 0.2, 0.3)
     backbone = Backbone(Loaded(build(family, settings), Pixels(mean, mean), "MIT", "a note"), "here", "seen")

@@ -148,14 +148,11 @@ def test_of_two_equal_methods_the_simpler_is_kept() -> None:
     assert choice.chosen == "simple" and choice.comparisons[0].difference == 0 and counted(choice) == ["simple"] * 3
 
 
-@pytest.mark.parametrize(
-    ("sites", "why"),
-    [
-        (((0.80, 0.81), (0.70, 0.71), (0.90, 0.91), (0.6, 0.61)), "one image a site is chance"),
-        (((0.5, 0.9), (0.8, 0.8), (0.8, 0.78)), "one site alone does not speak for the next"),
-        (((0.9, 0.7), (0.9, 0.7)), "worse"),
-    ],
-)
+@pytest.mark.parametrize(("sites", "why"), [
+    (((0.80, 0.81), (0.70, 0.71), (0.90, 0.91), (0.6, 0.61)), "one image a site is chance"),
+    (((0.5, 0.9), (0.8, 0.8), (0.8, 0.78)), "one site alone does not speak for the next"),
+    (((0.9, 0.7), (0.9, 0.7)), "worse"),
+])  # fmt: skip
 def test_no_more_than_chance_keeps_the_simpler(sites: tuple[tuple[float, ...], ...], why: str) -> None:
     assert chosen(*sites).chosen == "simple", why
 

@@ -24,19 +24,16 @@ from patchgen.runs.folder import is_model_folder
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 200))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (LAUGHS, "aliases written out"),
-        (CHAIN, "nested deeper"),
-        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 100)}]\n", "aliases written out"),
-        ("a: &a [*a]\n", "inside what it names"),
-        ("[" * 5000, "nested deeper|not readable"),
-        ("{a: " * 60 + "1" + "}" * 60, "nested deeper"),
-        ("x" * (1 << 23), "longer than 4,194,304 bytes"),
-        ("a: !!python/object/apply:os.system ['true']\n", "not readable YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (LAUGHS, "aliases written out"),
+    (CHAIN, "nested deeper"),
+    (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 100)}]\n", "aliases written out"),
+    ("a: &a [*a]\n", "inside what it names"),
+    ("[" * 5000, "nested deeper|not readable"),
+    ("{a: " * 60 + "1" + "}" * 60, "nested deeper"),
+    ("x" * (1 << 23), "longer than 4,194,304 bytes"),
+    ("a: !!python/object/apply:os.system ['true']\n", "not readable YAML"),
+])  # fmt: skip
 def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
     start = time.process_time()
@@ -84,11 +81,10 @@ def test_messages_are_bounded(tmp_path: Path) -> None:
         assert len(str(caught.value)) < 1500
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"[" * 200_000, b'{"a":' * 200 + b"1" + b"}" * 200, b'{"a":' * 1000 + b"1" + b"}" * 1000, b"[]", b"\xed\xa0\x80",
-     b'{"a": ' + b"1" * 5000],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    b"[" * 200_000, b'{"a":' * 200 + b"1" + b"}" * 200, b'{"a":' * 1000 + b"1" + b"}" * 1000, b"[]", b"\xed\xa0\x80",
+    b'{"a": ' + b"1" * 5000,
+])  # fmt: skip
 def test_json_is_bounded(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ValueError, match="config.json (is not readable JSON|must hold|is nested)"):

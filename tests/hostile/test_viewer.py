@@ -33,15 +33,12 @@ def test_errors_name_no_path(model_folder: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in answer.text and "/tmp/" not in answer.text
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b", "no file 'd.txt', nor z: but 3/4 and a/b"),
-        ("cannot read /home/Ann Lee, MD/it's mine/x.png: damaged", "cannot read x.png: damaged"),
-        (r"cannot read C:\Users\Ann Lee\x.png", "cannot read x.png"),
-        ("see https://example.org/a/b", "see https://example.org/a/b"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b", "no file 'd.txt', nor z: but 3/4 and a/b"),
+    ("cannot read /home/Ann Lee, MD/it's mine/x.png: damaged", "cannot read x.png: damaged"),
+    (r"cannot read C:\Users\Ann Lee\x.png", "cannot read x.png"),
+    ("see https://example.org/a/b", "see https://example.org/a/b"),
+])  # fmt: skip
 def test_absolute_paths_are_hidden_with_their_spaces(text: str, shown: str) -> None:
     assert hide_paths(text) == shown
 

@@ -161,22 +161,19 @@ def test_token_contract(family: str) -> None:
         torch.testing.assert_close(tokens.cls, tokens.patches.mean(1))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "layernorm"),
-    [
-        ("dinov2-small", None, 19_200),
-        ("registry", 22_058_112 - 384, 19_200),  # the published count less the mask token
-        ("dinov2-base-reg", None, 38_400),
-        ("dinov2-large", None, 100_352),
-        ("dinov3-small", 21_596_160, None),  # published: 21.6, 85.7 million
-        ("dinov3-base", 85_659_648, None),
-        ("dino-b16", None, 38_400),
-        ("mae-b16", None, 38_400),
-        ("clip-b16", None, 39_936),
-        ("resnet50", 25_557_032 - 2_049_000, 53_120),  # published counts less the classifier
-        ("regnety-16gf", 83_590_140 - 3_025_000, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters", "layernorm"), [
+    ("dinov2-small", None, 19_200),
+    ("registry", 22_058_112 - 384, 19_200),  # the published count less the mask token
+    ("dinov2-base-reg", None, 38_400),
+    ("dinov2-large", None, 100_352),
+    ("dinov3-small", 21_596_160, None),  # published: 21.6, 85.7 million
+    ("dinov3-base", 85_659_648, None),
+    ("dino-b16", None, 38_400),
+    ("mae-b16", None, 38_400),
+    ("clip-b16", None, 39_936),
+    ("resnet50", 25_557_032 - 2_049_000, 53_120),  # published counts less the classifier
+    ("regnety-16gf", 83_590_140 - 3_025_000, None),
+])  # fmt: skip
 def test_architectures_have_the_published_sizes(name: str, parameters: int | None, layernorm: int | None) -> None:
     with torch.device("meta"):
         backbone = load_backbone(name, pretrained=False)
@@ -359,15 +356,12 @@ def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(spec.family in {*FAMILIES, *others} and spec.licence for spec in BACKBONES.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("model.safetensors", b""),
-        ("config.json", b"[" * 100_000),
-        ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_size": 1' + b"0" * 400 + b"}"),
-        ("preprocessor_config.json", b'{"image_mean": "x", "image_std": [1, 1, 1]}'),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("model.safetensors", b""),
+    ("config.json", b"[" * 100_000),
+    ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_size": 1' + b"0" * 400 + b"}"),
+    ("preprocessor_config.json", b'{"image_mean": "x", "image_std": [1, 1, 1]}'),
+])  # fmt: skip
 def test_a_damaged_backbone_folder_is_one_sentence(name: str, content: bytes, tmp_path: Path) -> None:
     write_folder(tmp_path, "dinov2_with_registers")
     (tmp_path / name).write_bytes(content)

@@ -157,14 +157,11 @@ def test_what_is_missing_in_a_folder_is_not_made_up(tmp_path: Path) -> None:
         load_backbone(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("vitdet", r"last_hidden_state is \(B, prefix \+ P, 32\).*VitDetModel is \(2, 32, 4, 4\)"),
-        ("aimv2_vision_model", "does not accept images of any size"),
-        ("pixtral", "number of prefix tokens"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "reason"), [
+    ("vitdet", r"last_hidden_state is \(B, prefix \+ P, 32\).*VitDetModel is \(2, 32, 4, 4\)"),
+    ("aimv2_vision_model", "does not accept images of any size"),
+    ("pixtral", "number of prefix tokens"),
+])  # fmt: skip
 def test_models_of_another_shape_are_refused(kind: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         adopt(original(kind))

@@ -138,14 +138,11 @@ def test_what_a_model_card_asks_for_is_given(timm: FakeTimm) -> None:
     assert asked("hf-hub:somebody/UNI") == asked("mahmoodlab/uni") == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("resnet50", "vision transformer for images of any size"),
-        ("convnet", "lacks hidden_size"),
-        ("nothing", r"Unknown model.*list_models"),
-    ],
-)
+@pytest.mark.parametrize(("name", "reason"), [
+    ("resnet50", "vision transformer for images of any size"),
+    ("convnet", "lacks hidden_size"),
+    ("nothing", r"Unknown model.*list_models"),
+])  # fmt: skip
 def test_other_networks_are_refused(timm: FakeTimm, name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         load_backbone(f"timm:{name}")

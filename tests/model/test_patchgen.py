@@ -218,19 +218,16 @@ def test_non_square_layouts_are_named() -> None:
     assert module(torch.randn(1, 8, 12), grid=(2, 4)).selected.shape == (1, 12)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: PatchGen(12, 10), r"10 patches form no square grid \(nearest: 9 or 16\)"),
-        (lambda: PatchGen(12, 9, grid=(2, 4)), r"grid \(2, 4\) has 8 cells, but num_patches is 9"),
-        (lambda: PatchGen(12, 9, num_heads=5), "num_heads must divide dim: 12 % 5 != 0; try 1"),
-        (lambda: PatchGen(12, 9, refine="conv"), "refine must be one of linear, ln-linear, linear-ln, not 'conv'"),
-        (lambda: PatchGen(12, 9, attend="some"), "attend must be one of all, selected, not 'some'"),
-        (lambda: PatchGen(12, 9, start="zero"), "start must be one of xavier, contrast, not 'zero'"),
-        (lambda: PatchGen(12, 9, rho_start="zero"), "rho_start must be one of mean, conv, not 'zero'"),
-        (lambda: square_grid(0), "0 patches form no square grid"),
-    ],
-)
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda: PatchGen(12, 10), r"10 patches form no square grid \(nearest: 9 or 16\)"),
+    (lambda: PatchGen(12, 9, grid=(2, 4)), r"grid \(2, 4\) has 8 cells, but num_patches is 9"),
+    (lambda: PatchGen(12, 9, num_heads=5), "num_heads must divide dim: 12 % 5 != 0; try 1"),
+    (lambda: PatchGen(12, 9, refine="conv"), "refine must be one of linear, ln-linear, linear-ln, not 'conv'"),
+    (lambda: PatchGen(12, 9, attend="some"), "attend must be one of all, selected, not 'some'"),
+    (lambda: PatchGen(12, 9, start="zero"), "start must be one of xavier, contrast, not 'zero'"),
+    (lambda: PatchGen(12, 9, rho_start="zero"), "rho_start must be one of mean, conv, not 'zero'"),
+    (lambda: square_grid(0), "0 patches form no square grid"),
+])  # fmt: skip
 def test_impossible_settings_name_the_fix(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

@@ -8,30 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.encoders import (
-    EXAMPLES,
-    REFUSED,
-    TIMM,
-    Example,
-    line,
-    pixel_difference,
-    reference,
-    refused_row,
-    timm_row,
-    transformers_row,
-    write_processor,
-    write_transformers,
-)  # fmt: skip
+from benchmarks import encoders
 from patchgen.data.images import ImageStore, decode
 from patchgen.model.backbone import Backbone, load_backbone
-from patchgen.model.preprocessing import (
-    CLIP,
-    RAW,
-    Pixels,
-    earlier_pixels,
-    folder_pixels,
-    recorded_pixels,
-)
+from patchgen.model.preprocessing import CLIP, RAW, Pixels, earlier_pixels, folder_pixels, recorded_pixels
 from patchgen.model.weights import content
 
 ROUNDING = 1e-6
@@ -54,11 +34,13 @@ def expecting(pixels: Pixels) -> Backbone:
     ids=str,
 )  # fmt: skip
 def test_scale_and_interpolation_are_followed(said: dict[str, Any], tmp_path: Path) -> None:
-    example = Example("odd", "vit", {}, "ViTImageProcessor", said)
-    write_processor(example, tmp_path, nested=False)
+    example = encoders.Example("odd", "vit", {}, "ViTImageProcessor", said)
+    encoders.write_processor(example, tmp_path, nested=False)
     pixels = folder_pixels(tmp_path, "vit")
     scale = 1 if "resample" in said else 1 / min(pixels.std)
-    assert pixel_difference(expecting(pixels), reference(example, tmp_path), tmp_path) <= ROUNDING * max(1.0, scale)
+    assert encoders.pixel_difference(
+        expecting(pixels), encoders.reference(example, tmp_path), tmp_path
+    ) <= ROUNDING * max(1.0, scale)
 
 
 def test_a_nested_file_comes_before_a_flat_one(tmp_path: Path) -> None:
@@ -84,27 +66,24 @@ def test_defaults_are_named(tmp_path: Path) -> None:
 
 
 def test_the_backbone_line_and_record_say_what_was_assumed(tmp_path: Path) -> None:
-    [vit] = [example for example in EXAMPLES if example.name == "DINOv2"]
-    write_transformers(vit, tmp_path)
+    [vit] = [example for example in encoders.EXAMPLES if example.name == "DINOv2"]
+    encoders.write_transformers(vit, tmp_path)
     backbone = load_backbone(str(tmp_path))
     assert "ImageNet's mean and std and bilinear resizing by default" in backbone.description
     assert backbone.record()["assumed"] in backbone.description
-    write_processor(vit, tmp_path, nested=False)
+    encoders.write_processor(vit, tmp_path, nested=False)
     backbone = load_backbone(str(tmp_path))
     assert "default" not in backbone.description
     assert backbone.record()["interpolation"] == "bicubic" and backbone.record()["assumed"] == ""
 
 
-@pytest.mark.parametrize(
-    ("said", "field"),
-    [
-        ({"resample": 9}, "resample"),
-        ({"rescale_factor": 0}, "rescale_factor"),
-        ({"rescale_factor": "1/255"}, "rescale_factor"),
-        ({"image_mean": [0.5], "image_std": [0.5] * 3}, "image_mean"),
-        ({"image_mean": [0.5] * 3, "image_std": [0.5, 0.5, 0]}, "image_std"),
-    ],
-)
+@pytest.mark.parametrize(("said", "field"), [
+    ({"resample": 9}, "resample"),
+    ({"rescale_factor": 0}, "rescale_factor"),
+    ({"rescale_factor": "1/255"}, "rescale_factor"),
+    ({"image_mean": [0.5], "image_std": [0.5] * 3}, "image_mean"),
+    ({"image_mean": [0.5] * 3, "image_std": [0.5, 0.5, 0]}, "image_std"),
+])  # fmt: skip
 def test_values_that_cannot_be_followed_are_refused(said: dict[str, Any], field: str, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
     with pytest.raises(ValueError, match=rf"preprocessor_config\.json.*{field}"):
@@ -113,9 +92,9 @@ def test_values_that_cannot_be_followed_are_refused(said: dict[str, Any], field:
 
 def test_a_run_keeps_the_pixels_it_was_trained_on(tmp_path: Path) -> None:
     """Runs that recorded none were trained on bilinear images and the mean of a flat file, whatever it said."""
-    [radio] = [example for example in EXAMPLES if example.name == "RADIO"]
-    write_transformers(radio, tmp_path)
-    write_processor(radio, tmp_path, nested=False)
+    [radio] = [example for example in encoders.EXAMPLES if example.name == "RADIO"]
+    encoders.write_transformers(radio, tmp_path)
+    encoders.write_processor(radio, tmp_path, nested=False)
     now = load_backbone(str(tmp_path))
     before = load_backbone(str(tmp_path), recorded={"resolved": "folder", "digest": "0"})
     assert before.pixels == CLIP
@@ -153,22 +132,22 @@ def test_a_run_is_named_by_a_nested_file_only_where_it_is_read(tmp_path: Path) -
 PAGE = (Path(__file__).parents[2] / "docs" / "use" / "encoders.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
-def test_a_family_of_transformers_is_as_the_page_says(example: Example, tmp_path: Path) -> None:
-    row = transformers_row(example, tmp_path)
-    assert line(row) in PAGE.splitlines()
+@pytest.mark.parametrize("example", encoders.EXAMPLES, ids=[example.name for example in encoders.EXAMPLES])
+def test_a_family_of_transformers_is_as_the_page_says(example: encoders.Example, tmp_path: Path) -> None:
+    row = encoders.transformers_row(example, tmp_path)
+    assert encoders.line(row) in PAGE.splitlines()
     assert row.difference is None or row.difference <= ROUNDING
     assert row.loaded == row.selects == (row.difference is not None) != bool(row.reason)
 
 
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", encoders.TIMM)
 def test_a_network_of_timm_is_as_the_page_says(name: str, tmp_path: Path) -> None:
-    row = timm_row(name, TIMM[name], tmp_path)
-    assert line(row) in PAGE.splitlines() and row.selects
+    row = encoders.timm_row(name, encoders.TIMM[name], tmp_path)
+    assert encoders.line(row) in PAGE.splitlines() and row.selects
     assert row.difference is not None and row.difference <= ROUNDING
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", encoders.REFUSED)
 def test_a_refused_network_is_as_the_page_says(name: str, tmp_path: Path) -> None:
-    row = refused_row(name, tmp_path)
-    assert line(row) in PAGE.splitlines() and "timm:NAME" in row.reason
+    row = encoders.refused_row(name, tmp_path)
+    assert encoders.line(row) in PAGE.splitlines() and "timm:NAME" in row.reason

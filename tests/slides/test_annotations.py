@@ -99,22 +99,19 @@ def test_derived_classes_collections_and_crossing_polygons(file: Path) -> None:
     assert covered(file, feature("x", "Polygon", [bow]), (0, 0, 2, 2)) == [{"x": pytest.approx(0.5)}]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("no json", "is not readable GeoJSON"),
-        ({"type": "Topology"}, "labels nothing (1 x shape None)"),
-        (1, "is no GeoJSON of features"),
-        ([1], "feature 1 is not a polygon"),
-        ({"type": "FeatureCollection", "features": []}, "labels nothing (no feature)"),
-        ([feature(None, "Polygon", [SQUARE])], "labels nothing (1 x no class)"),
-        ([feature("x", "Polygon", [[[0, 0], [1, 1]]])], "feature 1 is not a polygon"),
-        ([feature("x", "Polygon", [[["a", 0], [1, 1], [2, 2], [0, 0]]])], "feature 1 is not a polygon"),
-        ([feature("x", "Polygon", [[[0, 0], [1, 0], [2, 0], [0, 0]]])], "it has no area"),
-        ([feature("x", "Polygon", None)], "feature 1 is not a polygon"),
-        ([{**feature("x", "Polygon", []), "properties": [1]}], "feature 1 is not a polygon"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("no json", "is not readable GeoJSON"),
+    ({"type": "Topology"}, "labels nothing (1 x shape None)"),
+    (1, "is no GeoJSON of features"),
+    ([1], "feature 1 is not a polygon"),
+    ({"type": "FeatureCollection", "features": []}, "labels nothing (no feature)"),
+    ([feature(None, "Polygon", [SQUARE])], "labels nothing (1 x no class)"),
+    ([feature("x", "Polygon", [[[0, 0], [1, 1]]])], "feature 1 is not a polygon"),
+    ([feature("x", "Polygon", [[["a", 0], [1, 1], [2, 2], [0, 0]]])], "feature 1 is not a polygon"),
+    ([feature("x", "Polygon", [[[0, 0], [1, 0], [2, 0], [0, 0]]])], "it has no area"),
+    ([feature("x", "Polygon", None)], "feature 1 is not a polygon"),
+    ([{**feature("x", "Polygon", []), "properties": [1]}], "feature 1 is not a polygon"),
+])  # fmt: skip
 def test_other_files_are_refused_in_one_sentence(file: Path, content: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         read_shapes(written(file, content))

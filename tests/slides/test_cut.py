@@ -32,21 +32,18 @@ def run(*words: Any) -> int:
 # The rules
 
 
-@pytest.mark.parametrize(
-    ("shares", "covered", "label"),
-    [
-        ({"a": 1.0}, 1.0, "a"),
-        ({"a": 0.75}, 0.75, "a"),
-        ({"a": 0.74}, 0.74, AMBIGUOUS),
-        ({"a": 0.25}, 0.25, OUTSIDE),
-        ({"a": 0.26}, 0.26, AMBIGUOUS),
-        ({}, 0.0, OUTSIDE),
-        ({"a": 0.8, "b": 0.2}, 1.0, "a"),
-        ({"a": 0.8, "b": 0.2}, 0.8, AMBIGUOUS),  # b within a, and a fifth is outside
-        ({"a": 1.0, "b": 1.0}, 1.0, AMBIGUOUS),  # drawn over each other
-        ({"a": 0.9, "b": 0.3}, 0.9, AMBIGUOUS),
-    ],
-)
+@pytest.mark.parametrize(("shares", "covered", "label"), [
+    ({"a": 1.0}, 1.0, "a"),
+    ({"a": 0.75}, 0.75, "a"),
+    ({"a": 0.74}, 0.74, AMBIGUOUS),
+    ({"a": 0.25}, 0.25, OUTSIDE),
+    ({"a": 0.26}, 0.26, AMBIGUOUS),
+    ({}, 0.0, OUTSIDE),
+    ({"a": 0.8, "b": 0.2}, 1.0, "a"),
+    ({"a": 0.8, "b": 0.2}, 0.8, AMBIGUOUS),  # b within a, and a fifth is outside
+    ({"a": 1.0, "b": 1.0}, 1.0, AMBIGUOUS),  # drawn over each other
+    ({"a": 0.9, "b": 0.3}, 0.9, AMBIGUOUS),
+])  # fmt: skip
 def test_a_tile_has_a_label_only_where_there_is_no_doubt(shares: dict[str, float], covered: float, label: str) -> None:
     assert choose_label(shares, covered, 0.75) == label
 
@@ -197,22 +194,19 @@ def test_a_bad_slide_costs_itself_alone(cohort: Path, tmp_path: Path, capsys: py
     assert len(rows_of(tmp_path / "o" / "manifest.csv")) == 64
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "give --annotations FILES, or --labels FILE.csv"),
-        (["--annotations", "other.geojson"], "other.geojson is the annotation of no slide"),
-        (["--annotations", "a1.geojson", "--classes", "tumor", "stroma"], "unknown class 'tumour' in"),
-        (["--annotations", "none.geojson"], "does not exist"),
-        (["--annotations", "away/a1.geojson"], "no tile has a label"),
-        (["--labels", "wrong.csv"], "needs the column `slide`"),
-        (["--labels", "twice.csv"], "line 3: the slide 'a1' is there twice"),
-        (["--labels", "others.csv"], "no slide has an annotation or a label"),
-        (["--labels", "good.csv", "--overlap", "1"], "--overlap must be below 1, not 1"),
-        (["--labels", "good.csv", "--min-label", "0.5"], "--min-label must be above 0.5"),
-        (["--labels", "good.csv", "--tile", "0"], "--tile must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("more", "message"), [
+    ([], "give --annotations FILES, or --labels FILE.csv"),
+    (["--annotations", "other.geojson"], "other.geojson is the annotation of no slide"),
+    (["--annotations", "a1.geojson", "--classes", "tumor", "stroma"], "unknown class 'tumour' in"),
+    (["--annotations", "none.geojson"], "does not exist"),
+    (["--annotations", "away/a1.geojson"], "no tile has a label"),
+    (["--labels", "wrong.csv"], "needs the column `slide`"),
+    (["--labels", "twice.csv"], "line 3: the slide 'a1' is there twice"),
+    (["--labels", "others.csv"], "no slide has an annotation or a label"),
+    (["--labels", "good.csv", "--overlap", "1"], "--overlap must be below 1, not 1"),
+    (["--labels", "good.csv", "--min-label", "0.5"], "--min-label must be above 0.5"),
+    (["--labels", "good.csv", "--tile", "0"], "--tile must be at least 1"),
+])  # fmt: skip
 def test_mistakes_are_one_sentence_and_cost_nothing(
     cohort: Path, tmp_path: Path, more: Sequence[str], message: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -12,15 +12,7 @@ import pytest
 from PIL import Image
 
 from patchgen.predict.predictor import Prediction
-from patchgen.slides.heatmap import (
-    CLASS_COLOURS,
-    collect_maps,
-    colour,
-    enlarge,
-    write_geojson,
-    write_map,
-    write_pyramid,
-)
+from patchgen.slides import heatmap
 from patchgen.slides.scan import read_tiles, scan
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, make_grid, open_slide, thumbnail
 from patchgen.slides.tissue import Window, find_windows, otsu, tissue_mask
@@ -114,7 +106,7 @@ def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: Til
 def test_a_slide_of_another_scale_gives_the_same_tissue(planted: Planted, tmp_path: Path) -> None:
     height, width = planted.pixels.shape[:2]
     wide = np.asarray(Image.fromarray(planted.pixels).resize((width * 5 // 3, height * 5 // 3)))
-    write_pyramid(tmp_path / "fine.tif", wide, (0.3, 0.3))
+    heatmap.write_pyramid(tmp_path / "fine.tif", wide, (0.3, 0.3))
     with open_slide(tmp_path / "fine.tif") as slide:
         grid = make_grid(slide, MPP, STEP)
         assert grid.step == pytest.approx((STEP * 5 / 3, STEP * 5 / 3))
@@ -136,7 +128,7 @@ def test_an_area_is_read_as_it_is_and_white_beyond(planted: Planted, opened: Sli
 
 
 def test_an_unknown_scale_is_said_and_can_be_given(planted: Planted, tmp_path: Path) -> None:
-    write_pyramid(tmp_path / "bare.tif", planted.pixels[:300, :300])
+    heatmap.write_pyramid(tmp_path / "bare.tif", planted.pixels[:300, :300])
     with pytest.raises(UnreadableSlide, match="--mpp-slide"):
         open_slide(tmp_path / "bare.tif")
     with open_slide(tmp_path / "bare.tif", mpp=0.25) as slide:
@@ -206,23 +198,23 @@ def test_a_killed_pass_goes_on_to_the_same_file(
 def test_maps_have_each_value_at_its_place(
     planted: Planted, opened: Slide, grid: TileGrid, tiles: pd.DataFrame, tmp_path: Path
 ) -> None:
-    maps = collect_maps(tiles, grid, CLASSES)
+    maps = heatmap.collect_maps(tiles, grid, CLASSES)
     assert set(maps) == {"p pink", "p violet", "mask mean"}
     for row in range(grid.rows):
         for column in range(grid.columns):
             kind, value = planted.tiles.get((column, row)), maps["p violet"][row, column]
             assert np.isnan(value) if kind is None else (value > 0.5) == (kind == "violet")
     small = thumbnail(opened, grid)
-    names = write_map(tmp_path / "violet", "p violet", maps["p violet"], grid, small, opened.mpp)
+    names = heatmap.write_map(tmp_path / "violet", "p violet", maps["p violet"], grid, small, opened.mpp)
     assert names == ["violet.png", "violet.tif", "violet_overlay.png"]
     pixels = np.asarray(Image.open(tmp_path / "violet.png"))
-    assert pixels.shape[:2] == enlarge(maps["p violet"], grid).shape == grid.map_size[::-1]
+    assert pixels.shape[:2] == heatmap.enlarge(maps["p violet"], grid).shape == grid.map_size[::-1]
     width, height = opened.size
     for x, y in [(10, 10), (3 * STEP + 5, 4 * STEP + 60), (12 * STEP + 1, 11 * STEP + 1), (width - 1, height - 1)]:
         there = pixels[y * len(pixels) // height, x * pixels.shape[1] // width]  # by proportion, as a viewer does
         kind = planted.tiles.get((x // STEP, y // STEP))
         values = maps["p violet"][y // STEP, x // STEP : x // STEP + 1]
-        expected = colour(values)[0] if kind else (255, 255, 255, 0)
+        expected = heatmap.colour(values)[0] if kind else (255, 255, 255, 0)
         np.testing.assert_array_equal(there, expected)
     with openslide.OpenSlide(str(tmp_path / "violet.tif")) as found:
         assert float(found.properties["openslide.mpp-x"]) * found.dimensions[0] == pytest.approx(width * MPP, rel=1e-3)
@@ -232,7 +224,7 @@ def test_maps_have_each_value_at_its_place(
 
 
 def test_geojson_is_what_qupath_reads(tiles: pd.DataFrame, tmp_path: Path) -> None:
-    write_geojson(tmp_path / "t.geojson", tiles, CLASSES)
+    heatmap.write_geojson(tmp_path / "t.geojson", tiles, CLASSES)
     found = json.loads((tmp_path / "t.geojson").read_text())
     assert found["type"] == "FeatureCollection" and len(found["features"]) == len(tiles)
     for one, tile in zip(found["features"], tiles.itertuples(), strict=True):
@@ -244,22 +236,19 @@ def test_geojson_is_what_qupath_reads(tiles: pd.DataFrame, tmp_path: Path) -> No
         assert ring[0] == [tile.column * STEP, tile.row * STEP]
         properties = one["properties"]
         assert properties["classification"]["name"] == tile.label
-        assert tuple(properties["classification"]["color"]) == CLASS_COLOURS[CLASSES.index(tile.label)]
+        assert tuple(properties["classification"]["color"]) == heatmap.CLASS_COLOURS[CLASSES.index(tile.label)]
         assert properties["measurements"]["p violet"] == tile.p_violet
         assert properties["measurements"].keys() == {"p pink", "p violet", "tissue", "mask mean"}
-    write_geojson(tmp_path / "empty.geojson", tiles[:0], CLASSES)
+    heatmap.write_geojson(tmp_path / "empty.geojson", tiles[:0], CLASSES)
     assert json.loads((tmp_path / "empty.geojson").read_text())["features"] == []
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "no slide given"),
-        (["a/x.svs", "b/x.svs"], "two slides are called 'x'"),
-        (["x.svs", "--min-tissue", "2"], "--min-tissue must be at most 1"),
-        (["x.svs", "--mpp-slide", "0"], "--mpp-slide must be above 0"),
-    ],
-)
+@pytest.mark.parametrize(("more", "message"), [
+    ([], "no slide given"),
+    (["a/x.svs", "b/x.svs"], "two slides are called 'x'"),
+    (["x.svs", "--min-tissue", "2"], "--min-tissue must be at most 1"),
+    (["x.svs", "--mpp-slide", "0"], "--mpp-slide must be above 0"),
+])  # fmt: skip
 def test_mistakes_are_one_sentence(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     from patchgen.cli import main
 

@@ -39,23 +39,21 @@ def test_its_own_names_are_served_at_any_port(client: Any, host: str) -> None:
     assert client.get("/api/health", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.", "user@localhost", "127.0.0.1?x",
-     "127.0.0.1#x", "localhost?.evil.org", "[::1", "::1]", "localhost:x", "localhost:99999", "localhost/x",
-     "localhost\\x", "local host", "[localhost]", "[::1]x"],
-)  # fmt: skip
+@pytest.mark.parametrize("host", [
+    "evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.", "user@localhost", "127.0.0.1?x",
+    "127.0.0.1#x", "localhost?.evil.org", "[::1", "::1]", "localhost:x", "localhost:99999", "localhost/x",
+    "localhost\\x", "local host", "[localhost]", "[::1]x",
+])  # fmt: skip
 def test_a_rebound_or_malformed_name_is_refused(client: Any, host: str) -> None:
     for path in ("/", "/api/models"):
         answer = client.get(path, headers={"host": host})
         assert answer.status_code == 421 and "error" in answer.json()
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["http://evil.example", "null", "http://localhost:8000", "http://127.0.0.1:3000", "", "http://[", "http://[::1",
-     "http://127.0.0.1:8000.evil.example", "javascript:1", "//127.0.0.1:8000", "http://a b", "http://\u00e9"],
-)  # fmt: skip
+@pytest.mark.parametrize("origin", [
+    "http://evil.example", "null", "http://localhost:8000", "http://127.0.0.1:3000", "", "http://[", "http://[::1",
+    "http://127.0.0.1:8000.evil.example", "javascript:1", "//127.0.0.1:8000", "http://a b", "http://\u00e9",
+])  # fmt: skip
 def test_a_page_of_another_site_is_refused(client: Any, origin: str) -> None:
     headers = {"origin": origin.encode("latin-1")}
     answers = [client.get("/api/health", headers=headers), client.post("/api/perturb", headers=headers, json={})]
@@ -88,11 +86,10 @@ def test_every_answer_has_the_security_headers(client: Any, path: str) -> None:
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../page.html", "/%2e%2e/%2e%2e/etc/passwd", "/page.html", "/..%2fguard.py", "/docs", "/openapi.json",
-     "/api/../../cli.py", "/static/page.js", "/page.js/..%5c..%5capp.py"],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    "/../page.html", "/%2e%2e/%2e%2e/etc/passwd", "/page.html", "/..%2fguard.py", "/docs", "/openapi.json",
+    "/api/../../cli.py", "/static/page.js", "/page.js/..%5c..%5capp.py",
+])  # fmt: skip
 def test_nothing_else_is_served(client: Any, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404 and "error" in answer.json()
@@ -120,22 +117,20 @@ def test_other_charsets_are_refused(client: Any, charset: str) -> None:
         assert answer.status_code == 415 and answer.json() == {"error": "the body must be UTF-8"}
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/api/predict", "application/json"), ("/api/predict", "text/plain"), ("/api/predict", "image/png"),
-     ("/api/predict", "application/x-www-form-urlencoded"), ("/api/perturb", "text/plain"), ("/api/perturb", FORM),
-     ("/api/score", "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/api/predict", "application/json"), ("/api/predict", "text/plain"), ("/api/predict", "image/png"),
+    ("/api/predict", "application/x-www-form-urlencoded"), ("/api/perturb", "text/plain"), ("/api/perturb", FORM),
+    ("/api/score", ""),
+])  # fmt: skip
 def test_a_wrong_content_type_is_refused(client: Any, path: str, kind: str) -> None:
     answer = client.post(path, content=b"{}", headers={"content-type": kind})
     assert answer.status_code == 415 and "takes" in answer.json()["error"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"--x", b"garbage", body_of(("model", "", b"1")), body_of(("image", '; filename="a.png"', b"x")),
-     body_of(("model", "", b"1"), ("image", "", b"no file")), body_of(("model", '; filename="m"', b"1"))],
-)  # fmt: skip
+@pytest.mark.parametrize("body", [
+    b"", b"--x", b"garbage", body_of(("model", "", b"1")), body_of(("image", '; filename="a.png"', b"x")),
+    body_of(("model", "", b"1"), ("image", "", b"no file")), body_of(("model", '; filename="m"', b"1")),
+])  # fmt: skip
 def test_a_broken_form_is_one_sentence(client: Any, body: bytes) -> None:
     answer = client.post("/api/predict", content=body, headers={"content-type": FORM})
     assert answer.status_code == 400 and answer.json()["error"]
