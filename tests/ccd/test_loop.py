@@ -25,13 +25,8 @@ from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
 from tests.conftest import interrupt
 
-COLOURS = {
-    "blue": (30, 30, 200),
-    "green": (30, 200, 30),
-    "pink": (200, 30, 200),
-    "red": (200, 30, 30),
-    "sand": (200, 200, 30),
-}
+COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "pink": (200, 30, 200), "red": (200, 30, 30),
+           "sand": (200, 200, 30)}  # fmt: skip
 SCHEDULE = "groups: [[blue, green], [red], [sand, pink]]\nratios: [[0.6, 0.5, 1.0], [0.6, 1.0], [1.0]]\n"
 
 

@@ -227,11 +227,7 @@ def test_a_mistake_says_the_rule(photographs: Path, change: dict[str, object], t
 
 def test_folders_without_images(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("x")
-    for name, text in {
-        "nowhere": "not exist. Expected class/image",
-        "x.csv": "is no folder",
-        ".": "no folders",
-    }.items():
+    for name, text in (("nowhere", "not exist. Expected class/image"), ("x.csv", "is no folder"), (".", "no folders")):
         with pytest.raises(ValueError, match=text):
             compose(tmp_path / name)
 

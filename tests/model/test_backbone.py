@@ -27,16 +27,10 @@ from patchgen.runs.folder import RunFolder, other_weights
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
 SMALL: dict[str, dict[str, Any]] = {
-    "dinov2": SMALL_VIT,
-    "dinov2_with_registers": SMALL_VIT,
-    "vit": SMALL_VIT | {"intermediate_size": 256},
-    "vit_mae": SMALL_VIT | {"intermediate_size": 256},
-    "clip_vision_model": SMALL_VIT | {"intermediate_size": 256},
-    "resnet": SMALL_CONV,
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), SMALL_VIT),
+    **dict.fromkeys(("vit", "vit_mae", "clip_vision_model"), SMALL_VIT | {"intermediate_size": 256}),
+    **dict.fromkeys(("resnet", "convnext", "convnextv2", "dinov3_convnext"), SMALL_CONV),
     "regnet": SMALL_CONV | {"groups_width": 8},
-    "convnext": SMALL_CONV,
-    "convnextv2": SMALL_CONV,
-    "dinov3_convnext": SMALL_CONV,
 }
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
+from patchgen.train import fold
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
+from tests.conftest import interrupt
 
 VALIDATION = [0.2, 0.5, 0.5, 0.4, 0.9, 0.9]  # at steps 0, 2, 4, ...: no gain at 4 and 6
 
@@ -46,25 +48,12 @@ def test_it_stops_after_evaluations_without_gain(tiny_settings: dict[str, Any], 
 
 
 @pytest.mark.usefixtures("planned")
-@pytest.mark.parametrize("killed_at", [5, 7])
+@pytest.mark.parametrize(("place", "name", "count"), [(FoldTrainer, "take_step", 6), (fold, "close_run", 1)])
 def test_a_killed_run_stops_at_the_same_step(
-    killed_at: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Any, name: str, count: int, tiny_settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """At 5 between two evaluations without gain; at 7 the run has stopped and is about to be scored."""
-    whole = FoldTrainer.take_step
-
-    def breaks(self: FoldTrainer, step: int) -> None:
-        if step == killed_at:
-            raise KeyboardInterrupt
-        whole(self, step)
-
-    def closes(trainer: FoldTrainer) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FoldTrainer, "take_step", breaks)
-        patch.setattr("patchgen.train.fold.close_run", closes)
-        run_with(tiny_settings, tmp_path / "killed", patience=2)
+    """In step 5, between two evaluations without gain, and where the run has stopped and is about to be scored."""
+    interrupt(place, name, count, lambda: run_with(tiny_settings, tmp_path / "killed", patience=2))
     run = run_with(tiny_settings, tmp_path / "killed", patience=2)
     assert steps_of(run) == [0, 2, 4, 6]
     assert run.records("test") == run_with(tiny_settings, tmp_path / "whole", patience=2).records("test")

@@ -129,21 +129,12 @@ def obvious(
     return mean(weights[start - 1 : end]), bool(starts), start, end
 
 
+LOSS, STEP = st.sampled_from([0.5, 1.0, 1.1, 1.2, 1.4, 2.0, 3.0, math.nan, math.inf]), st.integers(-50, 50)
+SEGMENTS = st.lists(st.tuples(st.lists(STEP, min_size=1, max_size=4), LOSS), min_size=1, max_size=16)
+
+
 @settings(max_examples=300, deadline=None)
-@given(
-    segments=st.lists(
-        st.tuples(
-            st.lists(st.integers(-50, 50), min_size=1, max_size=4),
-            st.sampled_from([0.5, 1.0, 1.1, 1.2, 1.4, 2.0, 3.0, math.nan, math.inf]),
-        ),
-        min_size=1,
-        max_size=16,
-    ),
-    trailing=st.lists(st.integers(-50, 50), max_size=3),
-    n_s=st.integers(1, 4),
-    n_e=st.integers(1, 6),
-    ratio=st.sampled_from([1.0, 1.2, 1.3]),
-)
+@given(SEGMENTS, st.lists(STEP, max_size=3), st.integers(1, 4), st.integers(1, 6), st.sampled_from([1.0, 1.2, 1.3]))
 def test_streaming_equals_the_obvious_version(
     segments: list[tuple[list[int], float]], trailing: list[int], n_s: int, n_e: int, ratio: float
 ) -> None:

@@ -78,10 +78,8 @@ def _do(number: int, a: argparse.Namespace) -> Line:
 
 def page(results: dict[str, Any]) -> str:
     """The Markdown of docs/develop/reliability.md: every line, a sum of each room, and the limits that were seen."""
-    lines, rows = (
-        [Line(**line) for line in results["lines"]],
-        ["| what | tried | met | wrong |", "|---|---:|---:|---:|"],
-    )
+    lines = [Line(**line) for line in results["lines"]]
+    rows = ["| what | tried | met | wrong |", "|---|---:|---:|---:|"]
     for room in dict.fromkeys(line.room for line in lines):
         total, of_room = Line(room, room), [line for line in lines if line.room == room]
         for line in of_room:
