@@ -261,7 +261,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # A fold in minutes on two cores.
     "small": {
         "image_size": 112, "steps": 151, "batch_per_domain": 12, "eval_every": 25, "val_images": 100,
-        "precision": "auto",
+        "precision": "auto", "lr": 3e-3,  # docs/study/decisions.md
     },
     # `fit --quick`: only the LayerNorms of the upper half of the blocks are tuned, on stored tokens of the others.
     "quick": {
@@ -270,6 +270,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "precision": "auto",
     },
 }  # fmt: skip
+
+
+def mask_lr(method: str) -> dict[str, float]:
+    """What the preset `small` sets for methods with a mask; here, so that help need not import torch."""
+    rate = 3e-4 if method.startswith("patchgen-attend") else 1e-3
+    return {"lr_module": rate} if method.startswith(("patchgen", "ablation-")) else {}
 
 
 def config_class(task: Any) -> type[Settings]:

@@ -11,7 +11,7 @@ from benchmarks.common import trained_step
 from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
 from patchgen.commands import fit
-from patchgen.commands.settings import GROUPS, SMALL_RATES, field_help, parse_settings
+from patchgen.commands.settings import GROUPS, field_help, parse_settings
 from patchgen.commands.train import parsed
 from patchgen.config import Config
 from patchgen.diagnose.cost import cost_lines, random_batch, step_peak
@@ -102,14 +102,6 @@ def test_help_shows_the_values_that_the_command_would_use(
             option = shown.partition(f" --{name.replace('_', '-')} ")[2].partition(" --")[0]
             assert re.search(rf"\((default: )?{config[name]}[,)]", option), (name, option)
     assert "(0.5, given)" in shown and f"(0.003, preset {preset}" in shown or preset == "paper"
-
-
-def test_rates_in_help_are_those_of_the_methods() -> None:
-    from patchgen.methods.presets import preset_settings
-
-    for method, rates in SMALL_RATES.items():
-        settings = preset_settings("small", method)
-        assert {name: value for name, value in settings.items() if name.startswith("lr")} == rates
 
 
 def test_every_setting_of_a_fold_has_a_group_and_a_text() -> None:

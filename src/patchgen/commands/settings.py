@@ -9,7 +9,6 @@ Help shows the value of each setting that the command would use with the other w
 import ast
 import dataclasses
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar, Union,
 import tyro
 
 from patchgen.commands import HELP, Maybe, option_name, parse, refuse_unknown
-from patchgen.config import PRESETS, Config, Settings, config_class, default_of, load_settings, read_settings
+from patchgen.config import PRESETS, Config, Settings, config_class, default_of, load_settings, mask_lr, read_settings
 
 O = TypeVar("O", bound="SettingsOptions")  # noqa: E741
 S = TypeVar("S", bound=Settings)
@@ -37,11 +36,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 STREAM = "stream"  # the group of settings that only streams have
-# rates of these methods in the preset `small`, so that help and checks need not import torch
-SMALL_RATES: dict[str, dict[str, float]] = {
-    "lp": {"lr": 3e-3}, "lp-ln": {"lr": 3e-3},
-    "patchgen": {"lr": 3e-3, "lr_module": 1e-3}, "patchgen-select": {"lr": 3e-3, "lr_module": 1e-3},
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,8 +167,8 @@ def preset_layers(preset: str, given: Mapping[str, Any]) -> Layers:
         from patchgen.ccd.settings import stream_preset
 
         return [(name, stream_preset(preset, value["data"]))]
-    if preset == "small" and method in SMALL_RATES and "torch" not in sys.modules:
-        return [(name, PRESETS[preset]), (f"{name} of {method}", SMALL_RATES[method])]
+    if preset == "small":  # the others need the methods, and so torch
+        return [(name, PRESETS[preset]), (f"{name} of {method}", mask_lr(method))]
     from patchgen.methods.presets import preset_settings, published
 
     settings = preset_settings(preset, method, value["data"], value["benchmark"])

@@ -53,7 +53,6 @@ class Method(nn.Module):
     optimizer: ClassVar[str] = "adam"  # `--optimizer` changes it
     momentum: ClassVar[float] = 0.9  # for the optimiser "sgd"
     lr_schedule: ClassVar[str] = "constant"  # `--lr-schedule` changes it
-    small_rates: ClassVar[Mapping[str, float]] = {"lr": 3e-3}  # for the preset `small`: docs/study/decisions.md
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches replace the mask
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`

@@ -31,7 +31,6 @@ EXPERT_Q = 0.7  # of the expert's loss
 
 class PatchGenWithoutLosses(Method):
     pool = "patchgen"
-    small_rates = {"lr": 3e-3, "lr_module": 1e-3}
     summary = "the mask module trained by cross-entropy alone (equal-parameter control, ablation row 3.1)"
 
     @torch.no_grad()
@@ -133,7 +132,6 @@ def balanced(contradicts: Tensor, read: Tensor, mean: Tensor, share: float) -> T
 
 class PatchGenSelect(Balance):
     pool = "select"
-    small_rates = {"lr": 3e-3, "lr_module": 1e-3}
     addable = False
     summary = "the class token reads what a mask inside the backbone selects; balanced cross-entropy"
     reference = "this project"
@@ -151,7 +149,6 @@ class SelectTrueMask(PatchGenSelect):
 
 class PatchGenAttend(Balance, PatchGenWithoutLosses):
     attend, start = "selected", "contrast"
-    small_rates = {"lr": 3e-3, "lr_module": 3e-4}
     addable = False
     compared = False
     summary = "the published module, but its attention reads the selection; balanced cross-entropy"

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import yaml
 
-from patchgen.config import PRESETS, Pool, Tune
+from patchgen.config import PRESETS, Pool, Tune, mask_lr
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
@@ -27,11 +27,7 @@ def preset_settings(preset: str, method: str = "", data: str = "", benchmark: st
     settings = dict(PRESETS.get(preset, {}))
     if preset == "paper" and (entry := _benchmark(data, benchmark)):
         settings |= {"steps": entry.steps, "eval_every": entry.checkpoint_every}
-    if preset == "small" and method:
-        from patchgen.methods import method_class
-
-        settings |= method_class(method).small_rates
-    return settings
+    return settings | (mask_lr(method) if preset == "small" else {})
 
 
 def method_settings(label: str) -> dict[str, str]:
