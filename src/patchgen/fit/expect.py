@@ -1,27 +1,13 @@
 """What left-out sites say: the accuracy to expect at a new site, and which of several methods is better.
 
-**The expectation.** Two intervals over the K sites, from their mean m and a reach r:
+    interval    m +- r / sqrt(K)          for the mean over many sites like the K that were left out
+    new_site    m +- r sqrt(1 + 1/K)      for ONE further site,   r = max(t s, z e)
+    better      D > max(t s_d, z e_d) / sqrt(K)     D the mean over the sites of a later method's gain in accuracy
 
-    interval    m +- r / sqrt(K)          for the mean over many such sites
-    new_site    m +- r sqrt(1 + 1/K)      for ONE further site, if it is drawn like these
-
-    r = max(t s, 1.96 e)    s^2 = variance of the site accuracies, t = Student's quantile of K - 1 degrees
-                            e^2 = mean over sites of q (1 - q) / n,  q = (right + 1) / (n + 2),  n images each
-
-e is the sampling error of few images: sites whose accuracies happen to agree have s near 0, which is no certainty. q is
-Laplace's rule. Neither interval covers a site of a different kind.
-
-**The choice.** Methods come simplest first, and the first is kept until a later one is better by more than chance. With
-d_s the difference of accuracy at site s, on the same images, and D their mean, a method is better when
-
-    D > max(t s, z e) / sqrt(K)     s^2 = variance of the d_s, t and z = one-sided quantiles
-                                    e^2 = mean over sites of the sampling variance of d_s, due to their images
-
-at the level 5 %, shared by all comparisons. If patients are named, e counts patients, not images.
-
-The score of a method that was selected for its score is optimistic. So each site counts with the method that the same
-rule would select from the *other* sites only. This estimates the whole procedure, including the selection, and is
-pessimistic with few sites: with two, each counts with the simplest method.
+s is the standard deviation over the sites, t Student's quantile of K - 1 degrees; e is the sampling error of few images
+(of patients, if they are named), by Laplace's rule, since sites that happen to agree are no certainty. The comparisons
+share the level 5 %. Since the score of a selected method is optimistic, each site counts with the method that the
+same rule would select from the *other* sites.
 """
 
 import math

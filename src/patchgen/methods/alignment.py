@@ -11,10 +11,9 @@
             L_covariance = covariance * mean square of Cov(i, s)
             L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the others
 
-m and C are a domain's mean and covariance (divided by n - 1); k(a, b) = sum of exp(-g |a - b|^2) over g = 0.001, 0.01,
-..., 1000, and its means include self-pairs. Images without a label use their arg-max. The inner step of L_meta is a
-plain gradient step at `--lr` on this device's part, first order; that of the release is a fresh Adam step, as large for
-tiny gradients, which unlearned easy problems. The release squares i_a s_b per image, which only makes i and s short.
+m and C are a domain's mean and covariance; k = sum of exp(-g |a - b|^2) over g = 0.001, 0.01, ..., 1000, self-pairs
+included. The inner step of L_meta is a plain first-order step at `--lr`; the release's is a fresh Adam step, as large
+for tiny gradients, which unlearned easy problems, and its squared i_a s_b only makes i and s short.
 """
 
 import itertools

@@ -10,12 +10,9 @@
               L_channel   = channel * sum_j (Var over domains of mu_dj - Var over classes of mu_cj),  mu means of unit z
               L_direction = direction * mean of 1 - cos(z_i - z_k, t_yi - t_yk), pairs that differ in class and domain
 
-All need a CLIP backbone with its text tower and the names of the classes, in which `_` is read as a space.
-
-`clipceil` is **our reading** of the abstract and the captions; there is no released code. Known are taps at several
-depths, one transformer layer and a projector, frozen sentences from eighty templates and the three losses. Ours are the
-taps (the last block of each quarter), the residual form with an MLP that is initially 0, width and heads, the
-difference of variances over unit vectors, the pooling of templates, and the weights 1, 1, 1.
+`clipceil` is **our reading** of the abstract and the captions: no code is released. Ours are the taps (last block of a
+quarter), the residual form with an MLP that starts at 0, width and heads, the difference of variances over unit
+vectors, the pooling of templates, and the weights 1, 1, 1.
 """
 
 from collections.abc import Mapping

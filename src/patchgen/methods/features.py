@@ -9,17 +9,11 @@
               L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, content of another sample
               L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
 
-In `mtl`, W and b belong to the model's head, W_2 (initially 0) to the method; the averages are bias-corrected, as in
-Adam. Predictions use the bias b + W_2 mean(e), and so depend only on their own image. DomainBed's code overwrites e by
-noise.
-
-In `rsc`, the share `rsc_features` of dimensions with the largest gradient of the target logit is set to 0, but only in
-the share `rsc_samples` of this device's images whose target probability drops most (without dropout). L_sim still sees
-z+ unmuted. Images without a label use their arg-max as their class.
-
-mu, sigma are the mean and std of each channel over the positions of one sample, pi a permutation of the batch. In
-convolutional backbones, as published, MixStyle acts after stages 1, 2 and 3, SagNet after stage 2; in a ViT both act on
-the patch tokens after its first quarter, which is ours. Only passes with gradients are changed.
+`mtl`: W_2 starts at 0, the averages are bias-corrected; predictions use W_2 mean(e). DomainBed overwrites e by noise.
+`rsc`: the share `rsc_features` of dimensions with the largest gradient of the target logit is 0 in the share
+`rsc_samples` of images whose target probability drops most; L_sim still sees z+ unmuted.
+Styles: mu, sigma are of each channel over the positions of one sample, pi permutes the batch. Convolutional networks
+are changed where published (MixStyle stages 1 to 3, SagNet 2); in a ViT both act after its first quarter, our choice.
 """
 
 from collections.abc import Callable, Mapping

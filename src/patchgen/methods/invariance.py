@@ -7,11 +7,9 @@
               g      = sum over the pairs of (dL_i/dtheta at theta + mldg dL_j/dtheta at theta') / K      (first order)
     fish      theta' = theta after one optimiser step on each domain in turn,  theta <- theta + fish (theta' - theta)
 
-L_e is the cross-entropy of the labelled samples of source domain e, for `mldg` and `fish` the sum of all losses of the
-host method on them; g of `irm` is in closed form, mean_i [ sum_c p_ic l_ic - l_iy ]. The weight w is 1 for the share
-`anneal` of the steps (500 of 5001), then `irm` or `vrex`; at the switch the optimiser state is reset, because it does
-not fit gradients of a different scale. The inner steps of `fish` are the run's optimiser's and change its state, as in
-DomainBed.
+L_e is the cross-entropy of domain e, for `mldg` and `fish` the sum of all losses of the host method. w is 1 for the
+share `anneal` of the steps, then `irm` or `vrex`; at the switch the optimiser state is reset, because it does not fit
+gradients of another scale. The inner steps of `fish` change the run's optimiser state, as in DomainBed.
 """
 
 import itertools

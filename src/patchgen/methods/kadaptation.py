@@ -2,18 +2,14 @@
 
     y = W x + b0 + x H + b,    H = sum_{i=1..t} A_i (x) B_i,    A_i = a_i b_i^T (t x t),    B_i = U_i V_i of rank r
 
-t is `rules`. The A_i are shared between layers; each layer has its own B_i and b. Half of H's elements are dropped in a
-training pass. H is not computed from t large products: A_i (x) B_i = (a_i (x) U_i) (b_i (x) V_i)^T, so H is the product
-of a (d_in, t r) and a (t r, d_out) matrix, as in LoRA.
+t is `rules`. The A_i are shared between layers; each has its own B_i and b. Half of H's elements are dropped in a
+training pass. A_i (x) B_i = (a_i (x) U_i) (b_i (x) V_i)^T, so H is one product of rank t r, as in LoRA.
 
     kadaptation        query, key, value and output of every block, rank `rank`; one set of A for each of the four.
                        **Our reading**: the publication states 0.14 M parameters, not the layers; ours has 143,360.
     kadaptation-moa    the mixture of adapters: the fused query-key-value layer of every second block, four such
                        updates of rank 1, 2, 4, 8, of which a router chooses one per token; each layer adds the loss
                        balance * 1/2 (CV^2 of sum p + CV^2 of sum Phi(4 (p - p_best))),   p_best the winner's with noise
-
-p is the softmax of cosines, times a learned scale, of a projection of the token (256 numbers) with one direction per
-expert; in training it chooses with noise of standard deviation 1/4, and the best expert's output is multiplied by it.
 """
 
 import math

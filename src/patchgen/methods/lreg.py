@@ -10,13 +10,9 @@
     selfreg  L_selfreg = min(CE, 1) * [ lambda * d(a) + (1 - lambda) * d(lambda a + (1 - lambda) b) ]
              d(a)      = mean (logits - logits_a)^2 + 0.3 mean (x - P(x)_a)^2,            lambda ~ Beta(1/2, 1/2)
 
-`pim` is the published objective on mini-batches, with the middle of the release's grid as its weight. `pim-lreg` is
-what L-Reg's code calls PIM: a small network C -> C -> C (ReLU, at most 1) reads the logits and learns the squared
-errors of the labelled samples; it is trained after its use in the step, not before.
-
-In `selfreg`, a and b are random permutations of this device's part of the batch within classes (the arg-max where there
-is no label), P is a projector of three linear layers with batch normalisation, trained (in DomainBed its weights are in
-no optimiser), and the first factor (detached, the method's `main`) weakens the pull once images are classified.
+`pim` is the published objective with the middle of the release's grid as its weight; `pim-lreg` is what L-Reg's code
+calls PIM, whose predictor is trained after its use in the step. a and b are random permutations within classes, P is a
+trained projector (in DomainBed its weights are in no optimiser), and min(CE, 1) is detached.
 """
 
 import torch

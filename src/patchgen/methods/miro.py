@@ -7,17 +7,11 @@
     domain-moments    L_moments = moments * s * mean over domains and entries of (C_e - C)^2,   C_e = X_e^T X_e / B_e
     domain-gaussian   L_gaussian = gaussian * L_domain with c = [x, x]
 
-z_l is the output of tap l in training, z0_l its output with the pretrained weights (a second pass of the same
-backbone), v_l a learned variance per channel, initially 0.1. Taps: the stem and four evenly spaced blocks, without
-those that have no trained tensors before them (the stem, with LayerNorm tuning) and so cannot drift.
-
-x are the features, y embeds the label (a three-layer network fed with the class id in every input, dropout 0.2 always
-on), m is the mean of the domains' means of [x, y], v a learned variance. Features and embedding are divided by their
-Frobenius norms and centred before the covariances. Samples without a label use their arg-max. The variants are L-Reg's
-`shift` and `d_shift` without `use_condition1` and `use_condition2`; their X is divided by the batch's Frobenius norm
-and **not centred**, and C is the mean of the C_e. As in the release, c carries no gradient and m is an average of the
-same c: with equally many samples per domain, L_domain and L_gaussian train v alone. One v replaces one per domain, all
-equal.
+z_l is the output of tap l, z0_l that with the pretrained weights, v_l a learned variance per channel. Taps that have no
+trained tensors before them cannot drift and are left out. x are the features, y embeds the label, m is the mean of the
+domains' means; features and embedding are normed and centred before the covariances. The variants are L-Reg's `shift`
+and `d_shift` without `use_condition1` and `use_condition2`: X normed, **not centred**. As in the release, c carries no
+gradient, so with equally many samples per domain L_domain and L_gaussian train v alone; one v replaces equal ones.
 """
 
 import math

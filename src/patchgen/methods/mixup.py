@@ -9,11 +9,9 @@ with one lambda ~ Beta(a, a) for all images of that pair of domains:
                 background mix   patches that are background in both are lambda x_i + (1 - lambda) x_j; label y_i
                 foreground mix   likewise for foreground in both; labels y_i and y_j by their shares
 
-Terms of other methods (`patchgen+mixup`) see the label of the larger share and the domain of x_i: a term is one number
-for the whole batch and cannot be weighted per pair. The foreground is the half of the patches that CLS attends to most
-in the last block (mean over heads, a pass without gradients). `bfmix-like` is **our reading** of an abstract that
-describes the attention scores, the split by rank and both kinds of mixes; all else is ours. Each device blends its own
-part of the batch.
+Terms of other methods (`patchgen+mixup`) see the label of the larger share. The foreground is the half of the patches
+that CLS attends to most in the last block. `bfmix-like` is **our reading** of an abstract that describes the attention
+scores, the split by rank and both kinds of mixes; all else is ours.
 """
 
 from dataclasses import dataclass, replace

@@ -2,9 +2,8 @@
 
 Sources of `published.csv`: the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood, DPL,
 DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper; an empty cell is not published. What a command leaves out
-has the default of these code bases (lr 5e-5, weight decay and dropout 0). GESTUR's batch on CLIP is MIRO's, as its
-author requested; `regnety-16gf` means the SWAG weights. Nothing is published for other backbones, nor for LayerNorm
-tuning: there a method gets only its loss weights, and all rows share the rest, as in the paper's matched comparison.
+has the default of these code bases. GESTUR's batch on CLIP is MIRO's, as its author requested; `regnety-16gf` means the
+SWAG weights. Nothing is published for other backbones, nor for LayerNorm tuning: a method then gets only its weights.
 """
 
 import csv

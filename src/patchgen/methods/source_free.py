@@ -10,8 +10,7 @@
     stage 2: ArcFace of a linear layer without bias on the sentences of all styles and classes
 
 The bank has 1 word (none), 11 (the release's) or 30; never the data's own domain names, which would include the unseen
-one. S_i is one word vector, drawn from N(0, 0.02^2); the optimiser restarts for each style, and earlier styles are
-constants. All folds have the same model.
+one. The optimiser restarts for each style, and earlier styles are constants. All folds have the same model.
 """
 
 import math

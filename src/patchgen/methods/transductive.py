@@ -1,17 +1,15 @@
 """ARM and DPL: a small network summarises the images of one domain, and the classifier reads this context.
 
 In training, the support of an image is the part of its batch from the same domain; **in prediction it is the batch
-being predicted**. The methods are transductive: a different batch size or order can change a prediction.
+being predicted**, so a different batch size or order can change a prediction.
 
     arm   c = mean of context(x_i) over the support,   CE of the classifier, which reads each image together with c
     dpl   D_e  = mean over the support of MLP(v),  v the image vector of CLIP before normalisation
           t_ce = sentence [start] D_e1 ... D_en <class> . [end]
           main = mean over the labelled images of CE of s <f, t_ce>,  e the image's own domain
 
-In ARM, a layer that is initially zero adds c: in convolutional backbones a map (1, H, W) to the image, in a ViT (this
-form is ours) a vector to every patch embedding. There is no BatchNorm, whose statistics would be a second context. The
-context network is part of the backbone and uses its learning rate in every tuning mode. In DPL, CLIP stays frozen; the
-objective is the paper's, not the release's, which draws every image to the sentences of the first domain.
+In ARM, a layer that starts at zero adds c: to the image in convolutional backbones, in a ViT (ours) to every patch
+embedding. DPL's objective is the paper's: the release draws every image to the sentences of the first domain.
 """
 
 from collections.abc import Callable

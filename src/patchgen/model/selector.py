@@ -3,16 +3,13 @@
     selector = Selector(backbone)
     tokens, mask, shown, early = selector(backbone, images)       # as backbone(images), but CLS is selective
 
-In the last layer every patch token has attended to every other one. Here the mask is computed after a third of the
-blocks, where a token still describes mostly its own patch, and it acts in all later blocks:
+The mask is computed after a third of the blocks, where a token still describes mostly its own patch, and acts in all
+later ones; attention between patches is unchanged, and a uniform m changes nothing:
 
     e = LayerNorm(patch tokens of the early block)
     m = sigmoid(mean over heads of <W_q e_p, mean W_k e> / sqrt(d_k) + b)           which patches (Eq. 3)
     r = m^2 / mean m^2                                                              relative weight of each patch
     CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
-
-Attention between patches is unchanged, and a uniform m changes nothing. No P x P bias is stored: only the rows of CLS
-and the registers have one.
 """
 
 import math
