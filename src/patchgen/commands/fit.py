@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import tyro
 
 from patchgen.commands import Maybe, print_table
-from patchgen.commands.settings import (
-    Layers,
-    StartOptions,
-    configs_of,
-    parse_settings,
-    preset_layers,
-    settings_schema,
-)
+from patchgen.commands.settings import Layers, StartOptions, configs_of, parse_settings, preset_layers, settings_schema
 from patchgen.common.text import json_text
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.fit import BEST, COMPARED

@@ -1,8 +1,5 @@
 """The settings of a run as options of a command: parsed once, into the values that were given.
 
-    options, given = parse_settings(TrainOptions, argv)
-    config = settings_of(Config, options.layers(given), given)
-
 Help shows the value of each setting that the command would use with the other words, and where it comes from.
 """
 

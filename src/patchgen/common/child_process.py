@@ -1,10 +1,8 @@
 """Child processes: started without importing from the current folder, and asked to read untrusted files.
 
-`python -m` puts the current folder first on the module path: a `json.py` in it would run instead of Python's own.
-
-    child = Child("patchgen.slides.slide", seconds=60)
-    facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed or timed out
-    serve(answer)                   # in that module: answer({"open": ...}, b"") -> ({...}, b"...")
+child = Child("patchgen.slides.slide", seconds=60)
+facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed or timed out
+serve(answer)                   # in that module: answer({"open": ...}, b"") -> ({...}, b"...")
 """
 
 import json
@@ -24,7 +22,7 @@ SOURCE = Path(__file__).parents[2]  # the folder that contains this package
 
 
 def python(*words: str) -> list[str]:
-    """The command that starts this Python without the current folder on its module path."""
+    """The command that starts this Python without the current folder on its module path: its `json.py` would run."""
     return [sys.executable, "-P", *words]
 
 

@@ -1,7 +1,5 @@
 """Atomic writes of files and folders, safe against kills: a temporary name next to the target, then a rename.
 
-    with replacing(path) as temporary: picture.save(temporary, "PNG")
-
 A link to a file is followed; devices and pipes are written to directly. A temporary name is locked by its process:
 unlocked ones were left by a kill, and are removed when a process first writes to that folder again.
 """

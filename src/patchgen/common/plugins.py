@@ -1,9 +1,7 @@
-"""Plug-ins: methods, backbones and data sets defined outside the package.
+"""Plug-ins: methods, backbones and data sets defined outside the package, by entry points or in a single file.
 
-An installed package declares them as entry points, such as `patchgen.methods`; a single file adds them to the tables
-itself: `METHODS["center"] = CenterLoss`. A file is code, so it runs only if the user named it: with `--plugin`, with
-$PATCHGEN_PLUGINS, or in an earlier command on this machine, which stored a copy under its digest. A run or model folder
-only records which plug-ins it needs.
+A file is code, so it runs only if the user named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier command
+on this machine, which stored a copy under its digest. A run or model folder only records which plug-ins it needs.
 """
 
 import hashlib

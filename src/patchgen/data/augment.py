@@ -195,8 +195,7 @@ def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
     eye = torch.eye(3, device=luma.device)
     brightness, contrast, saturation = (f.view(-1, 1, 1) for f in (draw.brightness, draw.contrast, draw.saturation))
     pixel = torch.stack(
-        (brightness * eye, contrast * eye, saturation * eye + (1 - saturation) * gray, _hue_rotation(draw.hue)),
-        dim=1,
+        (brightness * eye, contrast * eye, saturation * eye + (1 - saturation) * gray, _hue_rotation(draw.hue)), dim=1
     )  # (B,4,3,3) in the order of OPERATIONS
     pair = luma.new_zeros(len(draw), len(OPERATIONS), 6, 6)
     pair[:, :, :3, :3] = pair[:, :, 3:, 3:] = pixel

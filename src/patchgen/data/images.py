@@ -1,9 +1,8 @@
 """Decode images once: any file Pillow reads -> RGB uint8 of one size, in a cache shared between processes.
 
-The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
-holds the pixels of file i, and `<digest>.slots`, its record, written after the pixels. They are written with pwrite: a
-full disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they
-write the same bytes. Unused bytes of a slot are a hole in the file.
+The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, slot i of
+file i, and `<digest>.slots`, its record, written last. They are written with pwrite: a full disk is then a catchable
+error (writing to an mmap would kill the process), and writers need no locks because they write the same bytes.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Stained tissue: augmentation of a whole batch on its device, and normalisation of tiles to one reference.
 
-Images are turned and mirrored without resampling, because the size of nuclei is informative. In optical density (the
-negative logarithm) stains add up, so "scale each stain by a, shift it by b" (Tellez et al. 2018, IEEE TMI 37(9)) is one
+In optical density stains add up, so "scale each stain by a, shift it by b" (Tellez et al. 2018, IEEE TMI 37(9)) is one
 affine map of an image's densities; the stain colours are those of Ruifrok and Johnston (2001). Normalisation is that of
 Macenko et al. (ISBI 2009), as torchstain computes it; its reference is the median over training tiles.
 """

@@ -44,12 +44,9 @@ def fit(
 ) -> Model:  # fmt: skip
     """Train a deployable model; ValueError for settings or data that cannot be used, before the first training.
 
-    Args:
-        configs: Of one method, or of several, simplest first, to select the better one at left-out sites. With a site
-            as `unseen` the model is trained without it and scored on it, with "none" on all sites.
-        split_given: False if the user did not set `config.split`: it then depends on the groups of a manifest.
-        minutes: Choose methods, steps and image size such that the fit ends in this time, but nothing in `fixed`.
-        stop_at_quick: Called with a sentence when a long fit has its quick model; True returns that one.
+    Several `configs`, simplest first, are compared at left-out sites. With a site as `unseen` the model is trained
+    without it and scored on it. Without `split_given`, the groups of a manifest decide; `minutes` changes nothing in
+    `fixed`; `stop_at_quick` gets a sentence when a long fit has its quick model, and True returns that one.
     """
     if track:
         make_tracker(track)  # raises now if the extra is missing

@@ -1,11 +1,8 @@
 """Models of transformers and timm that are no plain ViT: built without their code, their parts detected by observation.
 
 A config.json can name code (`auto_map`), kernels to download (`_attn_implementation`), adapters and quantisers. None of
-these reach a loader: only plain values of fields that the model type's own config class declares are used.
-
-A model is supported if its config has hidden_size, patch_size and num_hidden_layers, and its `last_hidden_state` is
-(B, prefix + P, D) with the same number of prefix tokens for every P. Small passes find the final LayerNorm (a norm of
-the pooled vector alone is given to the tokens, as with CLIP) and the parts that do not affect the tokens.
+these reach a loader: only plain values of fields that the model type's own config class declares are used. Small passes
+find the final LayerNorm and the parts that do not affect the tokens, (B, prefix + P, D) with one prefix for every P.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Tensors in files -> plain ViTs: transformers folders, timm folders, and files under timm's or Meta's names.
 
-The tensors decide the sizes: a config that disagrees with them is refused before anything is allocated, and no tensor
-is left at random values. In timm's layout, rotary positions, the order of norms and the activation do not show in the
-tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected.
+The tensors decide the sizes: a config that disagrees is refused before anything is allocated. Rotary positions, the
+order of norms and the activation do not show in tensors, so of timm's layout only names of plain ViTs are accepted.
 """
 
 import re

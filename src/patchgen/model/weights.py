@@ -258,10 +258,9 @@ def cached_hub_folder(hub_id: str) -> Path | None:
 
 
 def hub_folder(hub_id: str, *, quick: bool = False, also: Sequence[str] = ()) -> Path:
-    """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one attempt, short timeout).
+    """A local folder with config.json, weights and one of ``also``: cached, else downloaded (one attempt).
 
-    ``quick`` is for a shorter timeout, if other weights can replace these; ``also`` for further files, of which it must
-    have at least one.
+    ``quick`` is for a shorter timeout, if other weights can replace these.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError

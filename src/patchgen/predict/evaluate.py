@@ -39,14 +39,9 @@ def evaluate(
     answers: Answers, positive: str | None = None, resamples: int = RESAMPLES, trained_on: Sequence[str] = (),
     tick: Tick | None = None, expected: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """All metrics of a model's answers, ready for JSON.
+    """All metrics of a model's answers, ready for JSON; `positive` is a class to score against all others too.
 
-    Args:
-        positive: A class of the model; adds the scores of this class against all others.
-        resamples: Draws of the bootstrap; 0 leaves the intervals out.
-        trained_on: Names of the sites of training, to warn of those that occur again.
-        tick: Called with 1 after each draw.
-        expected: What `fit` expected at a new site, as in the model's config.json; it is compared with each new site.
+    Sites of training (`trained_on`) that occur again are warned of; others are compared with `expected` of config.json.
     """
     check_options(positive, resamples, answers.classes)
     known, unknown = answers.known(), answers.rows[answers.label == UNKNOWN].tolist()

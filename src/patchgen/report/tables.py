@@ -90,12 +90,7 @@ def plain_lines(scores: pd.DataFrame, columns: Sequence[Column], part: str) -> l
 
 
 def method_lines(
-    scores: pd.DataFrame,
-    columns: Sequence[Column],
-    part: str,
-    reference: str,
-    recipe: str,
-    labels: Sequence[str] = (),
+    scores: pd.DataFrame, columns: Sequence[Column], part: str, reference: str, recipe: str, labels: Sequence[str] = ()
 ) -> list[Line]:
     """One line per method, one more with SWAD if it was run, and the paper's lines below."""
     lines: list[Line] = []

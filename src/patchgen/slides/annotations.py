@@ -1,9 +1,7 @@
-"""Manual annotations as exported by QuPath: GeoJSON polygons with the name of a class.
+"""Manual annotations as exported by QuPath: GeoJSON polygons, in pixels of level 0, with the name of a class.
 
-Coordinates are pixels of level 0; self-intersecting polygons are repaired. Features that are not areas, not annotations
-(cells, tiles) or have no class are ignored and counted, as are QuPath's classes with a trailing `*`.
-
-A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits.
+Features that are not areas, not annotations (cells, tiles) or have no class are ignored and counted, as are QuPath's
+classes with a trailing `*`. A forged polygon can keep geometry code busy for hours: it runs in a child with limits.
 """
 
 import json

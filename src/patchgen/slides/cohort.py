@@ -1,8 +1,7 @@
 """Many slides at a glance: a CSV with a row per slide or patient, and one page with their thumbnails and maps.
 
-Everything comes from the finished folders of the slides. Neighbouring tiles are alike, so an interval from single tiles
-would be far too narrow: blocks of `BLOCK` x `BLOCK` tiles are resampled (bootstrap, 95 %). It says how much the number
-depends on which of the tissue was scanned, not whether the model is right.
+Neighbouring tiles are alike, so blocks of `BLOCK` x `BLOCK` tiles are resampled (bootstrap, 95 %). The interval says
+how much a number depends on which of the tissue was scanned, not whether the model is right.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,7 @@
 """Find slides, annotations, labels, sites and patients, and cut the slides into labelled tiles for training.
 
-An annotation belongs to the slide with the same name: `b.geojson` or `b.svs.geojson` to `b.svs`. The site is the column
-`domain` of the CSV file, else the folder of the slide; the group is the column `group` (or `patient`), else the
-slide itself. A tile takes the class that covers at least `min_label` of it, if all others together, and the tissue
-outside every annotation, cover no more than the rest; a tile without such a class is ambiguous and left out.
+A tile takes the class that covers at least `min_label` of it, if all others together, and the tissue outside every
+annotation, cover no more than the rest; a tile without such a class is ambiguous and left out.
 """
 
 import hashlib

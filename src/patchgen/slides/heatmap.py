@@ -1,8 +1,7 @@
 """Tile predictions as maps of the slide, as pyramid TIFF and as GeoJSON.
 
-A map has one value per tile, colours fixed to 0..1, and is drawn without smoothing, which would suggest a finer
-resolution. Pillow writes TIFFs in strips only, which slide viewers cannot page through; its directories are used here
-around tiles at every halving.
+Maps are not smoothed, which would suggest a finer resolution. Pillow writes TIFFs in strips only, which slide viewers
+cannot page through; its directories are used here around tiles at every halving.
 """
 
 import struct

@@ -1,10 +1,8 @@
 """Tasks: which data is used for training and which for scoring.
 
-    mdg        one domain is left out of training and scored at the end
-    mdg_gcd    the same, and the labels of some classes are hidden: these classes must be discovered
-    ccd        a labelled stage, then stages of unlabelled images in which new classes appear
-
-`ccd` is a package of its own, `patchgen.ccd`, imported only for its runs.
+mdg        one domain is left out of training and scored at the end
+mdg_gcd    the same, and the labels of some classes are hidden: these classes must be discovered
+ccd        a labelled stage, then unlabelled stages with new classes: `patchgen.ccd`, imported only for its runs
 """
 
 from collections.abc import Callable

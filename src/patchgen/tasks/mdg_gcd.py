@@ -1,9 +1,8 @@
 """Unseen domain and unknown classes combined: some classes have no labels in training, and the test domain is unseen.
 
 Labels are hidden here, before training and selection: ``Fold.target`` is -1. The unlabelled pool contains only unknown
-classes, as in the paper, or (``mixed``) also a share of the known ones. Checkpoints (and SWAD) are selected on
-validation images of known classes. The classifier has one output per class; those after the known ones are assigned to
-new classes by one Hungarian match over all scored images, known classes included.
+classes, as in the paper, or (``mixed``) also a share of the known ones. Checkpoints are selected on images of known
+classes. The outputs after the known ones get new classes by one Hungarian match over all scored images.
 """
 
 from dataclasses import dataclass, replace

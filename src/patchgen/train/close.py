@@ -134,9 +134,8 @@ def _score(trainer: "FoldTrainer", name: str, facts: dict[str, Any]) -> dict[str
 def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: float) -> tuple[float, float]:
     """Scale and shift of the displayed mask sigmoid(scale * log r + shift); `gain` is the mask's exponent in r.
 
-    The classifier depends on r, the weight of a patch relative to the average patch of its image, not on the level of
-    the mask, so 0.5 has no meaning by itself. Here it corresponds to r = 1; if removing all other patches costs the
-    classifier more than one standard error of its accuracy, to a smaller r at which the selected patches suffice. The
+    The classifier depends on r, so a mask of 0.5 has no meaning by itself. Here it is r = 1; if removing all other
+    patches costs more than one standard error of the accuracy, a smaller r at which the selected patches suffice. The
     scale maps an average selected patch to 0.88. Only what is displayed changes.
     """
     if len(rows) > LEVEL_IMAGES:

@@ -1,7 +1,5 @@
 """The lifecycle of a run, for every task: created or opened, locked, resumed, saved, finished.
 
-    from patchgen.config import Config
-    from patchgen.train.lifecycle import train
     run = train(Config(data="photos", unseen="site_c"), "runs")
 
 The loop of its task (`train/fold.py`, `ccd/loop.py`) is a `Trainer`, with a resumable state.
@@ -176,10 +174,9 @@ class Trainer:
             self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
     def means(self, last: int, images: Callable[[int], list[str]], **place: int) -> dict[str, float]:
-        """The means of the named values since the last record, over all devices.
+        """The means of the named values since the last record, over all devices; `place` is the stage and epoch.
 
-        ValueError if one or a trained weight is not finite; ``diverged.json`` lists the files of its step, the `last`
-        one if only the weights are not; `place` says in which stage and epoch it is.
+        ValueError if one or a trained weight is not finite; ``diverged.json`` has its step, `last` for weights alone.
         """
         columns: dict[str, list[Tensor]] = {}
         for _, values in self.values:
