@@ -250,13 +250,6 @@ def test_explain_writes_pictures_masks_and_index(run: str, photos: Path, tmp_pat
     assert [Path(u["path"]).name for u in index["unreadable"]] == ["broken.JPG"]
 
 
-def test_explain_in_other_colours(run: str, photos: Path, tmp_path: Path) -> None:
-    words, image = ["explain", run, str(photos / "a.png"), "--out", str(tmp_path / "out")], photos / "a.png"
-    assert main([*words, "--colormap", "gray", "--alpha", "0.9"]) == 0
-    expected = load_run(run).explain(image).overlay(colours="gray", opacity=0.9)
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "0001_a.png")), np.asarray(expected))
-
-
 @pytest.mark.parametrize(("more", "kind"), [([], "Grad-CAM"), (["--map", "rollout"], "attention rollout")])
 def test_explain_with_a_baseline_is_labelled(
     more: list[str], kind: str, tiny_run: MakeRun, photos: Path, tmp_path: Path, capsys: Captured

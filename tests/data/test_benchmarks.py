@@ -93,11 +93,7 @@ def test_officehome_spellings(tmp_path: Path, spelling: str) -> None:
 
 
 @pytest.mark.parametrize(("folder", "files", "message"), [
-    (
-        "PACS",
-        ("photo/dog", "sketch/hose"),
-        "'hose' in domain 'sketch' is not a class of pacs.*mean '(house|horse)'",
-    ),
+    ("PACS", ("photo/dog", "sketch/hose"), "'hose' in domain 'sketch' is not a class of pacs.*mean '(house|horse)'"),
     ("office_home", ("Real World/Bed", "RealWorld/Bed", "Art/Bed"), "'Real World' and 'RealWorld' both name the"),
     ("HISTOPANTUM", ("colon/0", "colon/1", "uterus/0"), "'0' and '1' both mean class 'tumour'"),
     ("HISTOPANTUM", ("colon/tumour", "uterus/non/TCGA-A6-2671_1.jpg"), "1 of 2 file names hold no patient"),

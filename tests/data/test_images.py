@@ -98,23 +98,19 @@ def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
             decode(tmp_path / name, 2)
 
 
-@pytest.mark.parametrize(
-    ("image", "name", "options", "value"),
-    [
-        (Image.new("RGBA", (8, 8), (0, 0, 0, 51)), "a.png", {}, 204),  # on white: 255 (1 - 51/255)
-        (Image.new("LA", (8, 8), (100, 0)), "a.png", {}, 255),
-        (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {}, (0, 0, 255)),
-        (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {"transparency": 0}, 255),
-        (Image.new("1", (8, 8), 1), "a.png", {}, 255),
-        (Image.new("L", (8, 8), 77), "a.png", {}, 77),
-        (Image.fromarray(np.full((8, 8), 3, np.uint16)), "a.png", {}, 3),  # nearly black stays dark
-        (Image.fromarray(np.zeros((8, 8), np.uint16)), "a.png", {}, 0),
-        (Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "a.jpg", {"quality": 100}, (0, 255, 255)),
-        (Image.new("RGB", (8, 8), "red"), "a.gif",  # the first frame
-         {"save_all": True, "append_images": [Image.new("RGB", (8, 8), "blue")]}, (255, 0, 0)),
-    ],
-    ids=lambda value: getattr(value, "mode", ""),
-)  # fmt: skip
+@pytest.mark.parametrize(("image", "name", "options", "value"), [
+    (Image.new("RGBA", (8, 8), (0, 0, 0, 51)), "a.png", {}, 204),  # on white: 255 (1 - 51/255)
+    (Image.new("LA", (8, 8), (100, 0)), "a.png", {}, 255),
+    (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {}, (0, 0, 255)),
+    (Image.new("RGB", (8, 8), "blue").quantize(1), "a.png", {"transparency": 0}, 255),
+    (Image.new("1", (8, 8), 1), "a.png", {}, 255),
+    (Image.new("L", (8, 8), 77), "a.png", {}, 77),
+    (Image.fromarray(np.full((8, 8), 3, np.uint16)), "a.png", {}, 3),  # nearly black stays dark
+    (Image.fromarray(np.zeros((8, 8), np.uint16)), "a.png", {}, 0),
+    (Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "a.jpg", {"quality": 100}, (0, 255, 255)),
+    (Image.new("RGB", (8, 8), "red"), "a.gif",  # the first frame
+     {"save_all": True, "append_images": [Image.new("RGB", (8, 8), "blue")]}, (255, 0, 0)),
+], ids=lambda value: getattr(value, "mode", ""))  # fmt: skip
 def test_other_modes_become_rgb(
     image: Image.Image, name: str, options: dict[str, Any], value: int | tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -130,7 +130,7 @@ def test_unknown_domain_is_suggested(tmp_path: Path) -> None:
         table.rows_of("site-c")
 
 
-ROW = "a/dog/0.tiff,a,dog\n"
+HEAD, ROW = "path,domain,label\n", "a/dog/0.tiff,a,dog\n"
 MANIFEST_ERRORS = {
     "column": ("path,site,label\n" + ROW, "no column 'domain' \\(found: path, site, label\\)"),
     "column suggested": ("paths,domain,label\n" + ROW, "no column 'path'.*did you mean 'paths'"),
@@ -139,25 +139,16 @@ MANIFEST_ERRORS = {
     "no rows": ("path,domain,label\n", "has no rows"),
     "column twice": ("path,domain,label,label\n", "column twice"),
     "lost files": (
-        "path,domain,label\n" + ROW + "".join(f"x{i}.jpg,b,cat\n" for i in range(5)),
+        HEAD + ROW + "".join(f"x{i}.jpg,b,cat\n" for i in range(5)),
         r"5 of 6 files do not exist \(line 3: x0.jpg; line 4: x1.jpg; line 5: x2.jpg; \.\.\.\)",
     ),
-    "empty cell": ("path,domain,label\n" + ROW + "b/cat/2.jpg,,cat\n", "line 3: the cell 'domain' is empty"),
+    "empty cell": (HEAD + ROW + "b/cat/2.jpg,,cat\n", "line 3: the cell 'domain' is empty"),
     "empty group": ("path,domain,label,group\na/dog/0.tiff,a,dog,p\nb/cat/2.jpg,b,cat,\n", "line 3: the cell 'group'"),
-    "two labels": (
-        "path,domain,label\n" + ROW + "./a/dog/0.tiff,a,cat\n",
-        "line 2 .*'dog'.* and line 3 .*'cat'.* one file",
-    ),
-    "two domains": (
-        "path,domain,label\n" + ROW + "a/dog/0.tiff,b,dog\n",
-        "line 2 .*domain 'a'.* and line 3 .*domain 'b'",
-    ),
-    "too many cells": ("path,domain,label\n" + ROW + "a,b,c,d\n", "line 3: 4 cells where the header has 3"),
-    "no image": ("path,domain,label\nm.csv,a,dog\n", "line 2: 'm.csv' is no image"),
-    "no labels": (
-        "path,domain,label\na/dog/0.tiff,a,\nb/cat/2.jpg,b,\n",
-        "m.csv' has fewer than two classes \\(no labels\\)",
-    ),
+    "two labels": (HEAD + ROW + "./a/dog/0.tiff,a,cat\n", "line 2 .*'dog'.* and line 3 .*'cat'.* one file"),
+    "two domains": (HEAD + ROW + "a/dog/0.tiff,b,dog\n", "line 2 .*domain 'a'.* and line 3 .*domain 'b'"),
+    "too many cells": (HEAD + ROW + "a,b,c,d\n", "line 3: 4 cells where the header has 3"),
+    "no image": (HEAD + "m.csv,a,dog\n", "line 2: 'm.csv' is no image"),
+    "no labels": (HEAD + "a/dog/0.tiff,a,\nb/cat/2.jpg,b,\n", "m.csv' has fewer than two classes \\(no labels\\)"),
     "bad quotes": ('path,domain,label\n"a"b,c,d\n', "cannot be read as CSV"),
     "benchmark": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,pasc\n", "Unknown benchmark 'pasc'.*'pacs'"),
     "two benchmarks": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,x\nb/cat/2.jpg,b,cat,y\n", "several values"),

@@ -76,15 +76,10 @@ def test_match_names_clusters() -> None:
 
 ids = [3, 3, 8, 8, 8, 1]
 KINDS: dict[str, Any] = {
-    "list": ids,
-    "tuple": tuple(ids),
-    "array": np.array(ids),
-    "tensor": torch.tensor(ids),
-    "list of tensors": list(torch.tensor(ids)),
-    "floats": [float(i) for i in ids],
-    "int8": np.array(ids, dtype=np.int8),
-    "objects": np.array(ids, dtype=object),
-}
+    "list": ids, "tuple": tuple(ids), "array": np.array(ids), "tensor": torch.tensor(ids),
+    "list of tensors": list(torch.tensor(ids)), "floats": [float(i) for i in ids],
+    "int8": np.array(ids, dtype=np.int8), "objects": np.array(ids, dtype=object),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -104,13 +104,8 @@ def expected(model: Classifier, tune: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "pool", "tune"), [
-    ("lp", "cls", "head"),
-    ("lp-ln", "cls", "layernorm"),
-    ("lp-ln", "mean", "layernorm"),
-    ("full", "cls", "full"),
-    ("patchgen", "patchgen", "layernorm"),
-    ("patchgen", "patchgen", "head"),
-    ("patchgen", "patchgen", "full"),
+    ("lp", "cls", "head"), ("lp-ln", "cls", "layernorm"), ("lp-ln", "mean", "layernorm"), ("full", "cls", "full"),
+    ("patchgen", "patchgen", "layernorm"), ("patchgen", "patchgen", "head"), ("patchgen", "patchgen", "full"),
     ("patchgen-no-losses", "patchgen", "layernorm"),
 ])  # fmt: skip
 def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune: Any) -> None:
@@ -263,14 +258,8 @@ def test_an_alias_is_another_name_and_not_another_method(tiny_run: Callable[...,
 
 
 @pytest.mark.parametrize(("method", "hparams"), [
-    ("lp-ln+gmdg+lreg", {"ortho": 0.1, "shift": 1.0}),
-    ("pim", {}),
-    ("pim-lreg", {}),
-    ("mdsdi", {"meta": 0.0}),
-    ("coral", {}),
-    ("mmd", {}),
-    ("cdann", {"penalty": 0.5}),
-    ("mtl", {}),
+    ("lp-ln+gmdg+lreg", {"ortho": 0.1, "shift": 1.0}), ("pim", {}), ("pim-lreg", {}), ("mdsdi", {"meta": 0.0}),
+    ("coral", {}), ("mmd", {}), ("cdann", {"penalty": 0.5}), ("mtl", {}),
 ])  # fmt: skip
 def test_two_devices_have_the_gradients_of_one(
     method: str, hparams: dict[str, float], two_devices: Callable[..., Any]

@@ -141,15 +141,11 @@ def test_a_run_whose_back_end_fails_is_the_plain_one(
     torch.testing.assert_close(tensors(run), tensors(plain), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"micro_batch": 4, "precision": "bf16-mixed"},
-        {"checkpoint_activations": True},
-        {"method": "patchgen+mixstyle"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("more", [
+    {"micro_batch": 4, "precision": "bf16-mixed"},
+    {"checkpoint_activations": True},
+    {"method": "patchgen+mixstyle"},
+], ids=str)  # fmt: skip
 def test_a_run_follows_the_plain_one(
     more: dict[str, Any], tiny_settings: dict[str, Any], tmp_path: Path, traced: Traced
 ) -> None:

@@ -54,16 +54,12 @@ def changed(folder: Path, target: Path, facts: dict[str, Any], change: Callable[
     return str(target)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"num_hidden_layers": 1_000_000}, {"num_hidden_layers": 0}, {"num_hidden_layers": 3}, {"hidden_size": 16_384},
-        {"hidden_size": "64"}, {"hidden_size": 31}, {"num_attention_heads": 0}, {"num_attention_heads": -2},
-        {"layer_norm_eps": -1}, {"layer_norm_eps": float("nan")}, {"layer_norm_eps": 1e38}, {"hidden_act": "odd"},
-        {"patch_size": 0}, {"patch_size": 1e400}, {"patch_size": [8, 4]}, {"image_size": 16_384},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("facts", [
+    {"num_hidden_layers": 1_000_000}, {"num_hidden_layers": 0}, {"num_hidden_layers": 3}, {"hidden_size": 16_384},
+    {"hidden_size": "64"}, {"hidden_size": 31}, {"num_attention_heads": 0}, {"num_attention_heads": -2},
+    {"layer_norm_eps": -1}, {"layer_norm_eps": float("nan")}, {"layer_norm_eps": 1e38}, {"hidden_act": "odd"},
+    {"patch_size": 0}, {"patch_size": 1e400}, {"patch_size": [8, 4]}, {"image_size": 16_384},
+], ids=str)  # fmt: skip
 def test_a_forged_config_is_refused(facts: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     with refused_cheaply():
         load_backbone(changed(folder, tmp_path, facts))
@@ -98,35 +94,31 @@ def test_plain_vits_hold_finite_numbers(kind: str, folder: Path, tmp_path: Path)
         load_backbone(changed(folder, tmp_path, {}, change))
 
 
-@pytest.mark.parametrize(
-    ("about", "changes", "words"),
-    [
-        ({"model_args": {"qk_norm": True}}, {}, "qk_norm True"),
-        ({"model_args": {"act_layer": "quick_gelu"}}, {}, "act_layer 'quick_gelu'"),
-        ({"model_args": {"act_layer": "silu"}}, {}, "act_layer 'silu'"),
-        ({"model_args": {}}, {}, "num_heads into model_args"),
-        ({}, {"norm_pre.weight": (64,)}, "'norm_pre.weight' is not part of a plain ViT"),
-        ({}, {"blocks.0.attn.q_norm.weight": (16,)}, r"q_norm\.weight' is not part"),
-        ({}, {"cls_token": None}, "cls_token not found"),
-        ({}, {"pos_embed": (1, 19, 64)}, "19 position embeddings"),
-        ({}, {"blocks.2.norm2.bias": None}, r"does not fill.*norm2\.bias"),
-        ({}, {"blocks.0.mlp.fc2.weight": (64, 100)}, "feed-forward layers of 256 and 100"),
-        ({"architecture": 5}, {}, "plain vision transformer"),
-        ({"model_args": {"num_heads": True}}, {}, "num_heads into model_args"),
-        ({"model_args": {"num_heads": 5}}, {}, "num_heads into model_args"),
-        ({"model_args": {"patch_size": [14, 14], "num_heads": "4"}}, {}, "num_heads into model_args"),
-        ({}, {"blocks.20000.norm1.weight": (64,)}, "does not fill"),
-        ({}, {"cls_token": ()}, "cls_token not found"),
-        ({}, {"pos_embed": ()}, "pos_embed not found"),
-        ({}, {"reg_token": ()}, "tokens"),
-        ({}, {"reg_token": (1, 2, 63)}, "wide"),
-        ({}, {"blocks.1.attn.qkv.weight": ()}, "attn.qkv.weight.*misshapen"),
-        ({}, {"blocks.1.attn.qkv.weight": (10, 64)}, "attn.qkv.weight.*misshapen"),
-        ({}, {"blocks.1.norm1.weight": (65,)}, r"norm1.weight is \(65,\) in the weights"),
-        ({}, {"patch_embed.proj.weight": (64, 1, 8, 8)}, "1 channels"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("about", "changes", "words"), [
+    ({"model_args": {"qk_norm": True}}, {}, "qk_norm True"),
+    ({"model_args": {"act_layer": "quick_gelu"}}, {}, "act_layer 'quick_gelu'"),
+    ({"model_args": {"act_layer": "silu"}}, {}, "act_layer 'silu'"),
+    ({"model_args": {}}, {}, "num_heads into model_args"),
+    ({}, {"norm_pre.weight": (64,)}, "'norm_pre.weight' is not part of a plain ViT"),
+    ({}, {"blocks.0.attn.q_norm.weight": (16,)}, r"q_norm\.weight' is not part"),
+    ({}, {"cls_token": None}, "cls_token not found"),
+    ({}, {"pos_embed": (1, 19, 64)}, "19 position embeddings"),
+    ({}, {"blocks.2.norm2.bias": None}, r"does not fill.*norm2\.bias"),
+    ({}, {"blocks.0.mlp.fc2.weight": (64, 100)}, "feed-forward layers of 256 and 100"),
+    ({"architecture": 5}, {}, "plain vision transformer"),
+    ({"model_args": {"num_heads": True}}, {}, "num_heads into model_args"),
+    ({"model_args": {"num_heads": 5}}, {}, "num_heads into model_args"),
+    ({"model_args": {"patch_size": [14, 14], "num_heads": "4"}}, {}, "num_heads into model_args"),
+    ({}, {"blocks.20000.norm1.weight": (64,)}, "does not fill"),
+    ({}, {"cls_token": ()}, "cls_token not found"),
+    ({}, {"pos_embed": ()}, "pos_embed not found"),
+    ({}, {"reg_token": ()}, "tokens"),
+    ({}, {"reg_token": (1, 2, 63)}, "wide"),
+    ({}, {"blocks.1.attn.qkv.weight": ()}, "attn.qkv.weight.*misshapen"),
+    ({}, {"blocks.1.attn.qkv.weight": (10, 64)}, "attn.qkv.weight.*misshapen"),
+    ({}, {"blocks.1.norm1.weight": (65,)}, r"norm1.weight is \(65,\) in the weights"),
+    ({}, {"patch_embed.proj.weight": (64, 1, 8, 8)}, "1 channels"),
+], ids=str)  # fmt: skip
 def test_a_forged_timm_folder_is_refused(
     about: dict[str, Any], changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
@@ -136,14 +128,10 @@ def test_a_forged_timm_folder_is_refused(
 
 
 @pytest.mark.parametrize("family", ["dinov2_with_registers", "siglip_vision_model", "resnet"])
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"num_hidden_layers": 1000, "depths": [1000, 1, 1, 1]},
-        {"hidden_size": 16_384, "num_attention_heads": 16, "hidden_sizes": [9000, 9000, 9000, 9000]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("facts", [
+    {"num_hidden_layers": 1000, "depths": [1000, 1, 1, 1]},
+    {"hidden_size": 16_384, "num_attention_heads": 16, "hidden_sizes": [9000, 9000, 9000, 9000]},
+], ids=str)  # fmt: skip
 def test_an_architecture_is_bounded_by_the_tensors_it_will_get(family: str, facts: dict[str, Any]) -> None:
     """As in a model folder, whose weights come from the same file."""
     with refused_cheaply("the weights have"):

@@ -23,16 +23,12 @@ def expecting(pixels: Pixels) -> Backbone:
     return backbone
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"do_rescale": False, "image_mean": [120.0, 110.0, 100.0], "image_std": [60.0, 50.0, 40.0]},
-        {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
-        {"rescale_factor": 0.5, "do_normalize": False},
-        {"resample": 0}, {"resample": 1}, {"resample": 4}, {"resample": 5},
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("said", [
+    {"do_rescale": False, "image_mean": [120.0, 110.0, 100.0], "image_std": [60.0, 50.0, 40.0]},
+    {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
+    {"rescale_factor": 0.5, "do_normalize": False},
+    {"resample": 0}, {"resample": 1}, {"resample": 4}, {"resample": 5},
+], ids=str)  # fmt: skip
 def test_scale_and_interpolation_are_followed(said: dict[str, Any], tmp_path: Path) -> None:
     example = encoders.Example("odd", "vit", {}, "ViTImageProcessor", said)
     encoders.write_processor(example, tmp_path, nested=False)

@@ -124,16 +124,12 @@ def circle(points: int, step: int = 1) -> list[list[float]]:
     return [[5000 + 4000 * float(np.cos(a)), 5000 + 4000 * float(np.sin(a))] for a in angles]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([feature("x", "Polygon", [circle(201, 99)])] * 30, "needs too much time or memory"),
-        ('[{"geometry": {"coordinates": [[%s[0,0]]]}}]' % ("[0,0]," * MOST_POINTS), "draws more than"),
-        ('[{"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0,0],[1%s,0],[1,1],[0,0]]]}, '
-         '"properties": {"classification": {"name": "x"}}}]' % ("0" * 400), "not a polygon"),
-    ],
-    ids=["star", "points", "number"],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "message"), [
+    ([feature("x", "Polygon", [circle(201, 99)])] * 30, "needs too much time or memory"),
+    ('[{"geometry": {"coordinates": [[%s[0,0]]]}}]' % ("[0,0]," * MOST_POINTS), "draws more than"),
+    ('[{"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0,0],[1%s,0],[1,1],[0,0]]]}, '
+     '"properties": {"classification": {"name": "x"}}}]' % ("0" * 400), "not a polygon"),
+], ids=["star", "points", "number"])  # fmt: skip
 def test_forged_polygons_are_one_sentence(
     content: Any, message: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,12 +157,8 @@ def test_patches_away_are_pixels_replaced(client: Any, run_folders: list[Path], 
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"off": [16]}, "0 to 15"),
-    ({"off": [-1]}, "0 to 15"),
-    ({"off": "all"}, "off"),
-    ({"off": [0.5]}, "off"),
-    ({"off": list(range(20_000))}, "off"),
-    ({"operator": "swap"}, "blur, mean"),
+    ({"off": [16]}, "0 to 15"), ({"off": [-1]}, "0 to 15"), ({"off": "all"}, "off"), ({"off": [0.5]}, "off"),
+    ({"off": list(range(20_000))}, "off"), ({"operator": "swap"}, "blur, mean"),
     ({"names": ["mask"]}, "it has attention"),
 ])  # fmt: skip
 def test_a_wrong_question_is_one_sentence(client: Any, change: dict[str, Any], words: str) -> None:
