@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses import fake_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -71,7 +66,7 @@ def make_step(config: Config, compute: bool = True) -> Step:
     method.sources = tuple(range(DOMAINS))
     named = config.backbone in BACKBONES  # others are read
     # not as fakes: initialisations ask for values
-    with torch.device("meta") if named and not compute else nullcontext(), unset_fake_temporarily():
+    with torch.device("meta") if named and not compute else nullcontext(), fake_tensor.unset_fake_temporarily():
         backbone = load_architecture(config.backbone, config.image_size)
         model = build_on(backbone, config, method, NUM_CLASSES)
     if not compute:
@@ -135,14 +130,14 @@ class StepCost:
 def step_cost(config: Config, compute: bool = False) -> StepCost:
     """Memory and arithmetic of a step; ValueError if it depends on values, so that the CPU must `compute` it."""
     half = config.precision == "bf16-mixed" or (config.precision == "auto" and computes_bf16(config.accelerator))
-    with nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True):
+    with nullcontext() if compute else fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         step = make_step(config, compute)
         small, large = (random_batch(size, config.image_size) for size in SIZES)
         try:
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 flops = count_flops(step, large) / SIZES[1]
                 peak, larger_peak = step_peak(step, small), step_peak(step, large)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException) as error:
             raise ValueError(f"method {config.method!r}: its steps depend on the values of a batch") from error
     per_image = (larger_peak - peak) / (SIZES[1] - SIZES[0])
     trained, module = _trained(step.model, step.method), step.model.select

@@ -166,13 +166,10 @@ def _mask_facts(scores: Mapping[str, Tensor], truth: np.ndarray | None) -> list[
         if "mask" in recovery:
             facts["mask"] |= {name: recovery["mask"][name] for name in ("iou", "error", "kept")}
     return [
-        {part: {name: _number(values[i]) for name, values in of_part.items()} for part, of_part in facts.items()}
+        {part: {name: round(float(values[i]), DIGITS) if np.isfinite(values[i]) else None
+                for name, values in of_part.items()} for part, of_part in facts.items()}
         for i in range(len(arrays["random"]))
-    ]
-
-
-def _number(value: Any) -> float | None:
-    return round(float(value), DIGITS) if np.isfinite(value) else None
+    ]  # fmt: skip
 
 
 # Means over images and their standard errors

@@ -5,8 +5,8 @@
              gradient = (g_in + g_out) / 2,       for the backbone; g_in the gradient of the losses
              theta_g <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
 
-Lengths are over all tensors together. The published command line of GESTUR sets `--ld`, which the released code does
-not read; `gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
+Lengths are over all tensors together. GESTUR's published command line sets `--ld`, which its code does not read;
+`gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
 """
 
 from collections.abc import Mapping

@@ -45,7 +45,7 @@ class Annealed(Term):
         super().begin_step(step)
         self.full = step.number >= self.change
         if step.number == self.change:
-            step.forget()
+            step.optimizer.state.clear()
 
     def weight(self, name: str) -> float:
         return self.hparams[name] if self.full else 1.0

@@ -5,9 +5,8 @@
     2.3  PlainAttention     no mask;                                      r+   = mean_p u_p
     2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are the input of L_ms
 
-The rest is as in PatchGen, with the same initial values. The paper names these rows without formulas; the formulas are
-our interpretation. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled scores,
-which do not weight the patches. A mask passed by the caller weights the patches in every variant.
+The paper names these rows without formulas: they are our interpretation. The rest, and the start, is PatchGen's. Where
+no patch is left out (2.2, 2.3) the mask is one; 2.4 reports its scaled scores, which do not weight the patches.
 """
 
 from typing import Any, ClassVar, Self

@@ -35,7 +35,7 @@ def card(facts: dict[str, Any]) -> str:
         selects=method_class(facts["settings"]["method"]).pool == "select",
         notice=NOTICE,
         sentence=comparison_sentence,
-        listed=_listed,
+        listed=lambda names: " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
     )
 
 
@@ -56,7 +56,3 @@ def comparison_sentence(comparison: dict[str, Any], images: int) -> str:
         "where the other is wrong, wrong in {worse} where it is right, of {images:,}; more than {most:.1f} points are "
         f"needed): {verdict}."
     ).format(images=images, points=100 * comparison["difference"], most=100 * comparison["needed"], **comparison)
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -131,7 +131,10 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     paths = [table.file(int(row)) for row in rows]
     predictors = {label: load_run(run.path) for label, run in runs.items()}
     answers = {label: _predictions(predictor, paths) for label, predictor in predictors.items()}
-    start = _predictions(_untrained(runs[MASKED], predictors[MASKED]), paths)
+    recorded = read_json(runs[MASKED].path / "env.json")["backbone"]
+    classes = predictors[MASKED].classes  # the same model before its first step: its weights follow from the seed
+    untrained = build_model(config, make_method(config), len(classes), recorded=recorded)
+    start = _predictions(Predictor(untrained, classes, config), paths)
     truth = true_masks(table, predictors[MASKED].model.grid)
     made = []
     for i, row in enumerate(rows.tolist()):
@@ -150,10 +153,3 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
 
 def _predictions(predictor: Predictor, paths: "Sequence[Path]") -> "list[Prediction]":
     return [answer for answer in predictor.predict(paths) if isinstance(answer, Prediction)]
-
-
-def _untrained(run: RunFolder, trained: Predictor) -> Predictor:
-    """The same model before its first step: its weights follow from the seed."""
-    recorded = read_json(run.path / "env.json")["backbone"]
-    model = build_model(run.config, make_method(run.config), len(trained.classes), recorded=recorded)
-    return Predictor(model, trained.classes, run.config)

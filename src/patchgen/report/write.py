@@ -1,8 +1,7 @@
 """The files that `patchgen report` writes.
 
 report.html  report.md  report.tex       all tables; the page includes the figures and is self-contained
-tables/NAME.csv  tables/NAME.tex         one file per table: every cell with its runs, and a LaTeX fragment, which needs
-                                         booktabs, xcolor and graphicx
+tables/NAME.csv  tables/NAME.tex         every cell with its runs, and a fragment with booktabs, xcolor and graphicx
 figures/NAME.png  .svg  .csv             one figure per table, with its data
 """
 
@@ -89,7 +88,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
             drawn.save(out / "figures")
             figures[grid.name] = drawn
     write_text(out / "report.md", _markdown(grids, figures, runs, skipped))
-    write_text(out / "report.tex", latex_document(grids))
+    write_text(out / "report.tex", PREAMBLE + "\n\\clearpage\n".join(map(to_latex, grids)) + "\\end{document}\n")
     path = write_page(out / "report.html", render_page(grids, figures, runs, skipped, part))
     return Report(path, grids, runs, skipped)
 
@@ -227,11 +226,6 @@ def to_latex(grid: Grid) -> str:
                for code, n in grid.commands.items()]  # fmt: skip
     parts = [r"\begin{table}[htbp]", r"\centering\small", rf"\caption{{{caption}}}", rf"\label{{tab:{grid.name}}}"]
     return "\n".join([*parts, *inner, *missing, r"\end{table}"]) + "\n"
-
-
-def latex_document(grids: Sequence[Grid]) -> str:
-    """A whole document, ready for pdflatex."""
-    return PREAMBLE + "\n\\clearpage\n".join(map(to_latex, grids)) + "\\end{document}\n"
 
 
 def _latex_head(grid: Grid) -> list[str]:

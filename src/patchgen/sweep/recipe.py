@@ -152,17 +152,13 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[PlannedRun]:
         for *values, trial in itertools.product(*axes, recipe.trials):
             point = dict(zip(recipe.grid, values, strict=True)) | trial
             with errors_named(f"{recipe.path}" + (f": row {shortly(name)}" if name else "")):
-                yield from _runs_at(recipe, name, row, point, domains_of)
-
-
-def _runs_at(recipe: Recipe, name: str, row: Values, point: Values, domains_of: DomainsOf) -> Iterator[PlannedRun]:
-    """The run of one combination, or one per domain if all are left out in turn."""
-    settings = {key: expand_variables(value) for key, value in (recipe.shared | row | point).items()}
-    every = settings.get("unseen") == EVERY_DOMAIN
-    for unseen in domains_of(settings) if every else (None,):
-        fold = {"unseen": unseen} if every else {}
-        words = [f"{key} {_short(value)}" for key, value in (point | fold).items()]
-        yield PlannedRun(name, ", ".join([name, *words] if name else words), _config(recipe, settings | fold))
+                settings = {key: expand_variables(value) for key, value in (recipe.shared | row | point).items()}
+                every = settings.get("unseen") == EVERY_DOMAIN
+                for unseen in domains_of(settings) if every else (None,):
+                    fold = {"unseen": unseen} if every else {}
+                    words = [f"{key} {_short(value)}" for key, value in (point | fold).items()]
+                    label = ", ".join([name, *words] if name else words)
+                    yield PlannedRun(name, label, _config(recipe, settings | fold))
 
 
 def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:

@@ -45,9 +45,6 @@ class Selection:
         values = np.column_stack([learned, true, np.abs(self.mask - patches.truth).mean(1)[of]])
         return {name: DomainRisk(*values[patches.rows(name)[of]].mean(0).tolist()) for name in patches.domains}
 
-    def stability(self, bound: float) -> list[BoundCheck]:
-        return bounds.mask_stability(self.learned, self.oracle, self.mask, self.patches.truth, bound, self.name)
-
     def separation(self, eta: float, result: str = "Prop. 3.3", error: str = "eta") -> BoundCheck:
         return bounds.separation(self.learned, self.oracle, self.patches.label, eta, self.name, result, error)
 
@@ -135,7 +132,9 @@ def shift_rows(selection: Selection, head: Head, bound: float) -> list[BoundChec
     rows = [bounds.two_domains(risks, scale, selection.name)]
     if (selection.mask == selection.patches.truth).all():
         return rows
-    return [*selection.stability(bound), bounds.risk_deviation(risks, scale, selection.name), *rows]
+    s = selection
+    moved = bounds.mask_stability(s.learned, s.oracle, s.mask, s.patches.truth, bound, s.name)
+    return [*moved, bounds.risk_deviation(risks, scale, s.name), *rows]
 
 
 def separation_rows(selection: Selection, bound: float) -> list[BoundCheck]:
@@ -263,8 +262,7 @@ def broken_rows(encoder: Encoder, train: Patches, test: Patches, per_class: int,
 def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None, **how: Any) -> dict[str, Any]:
     """The same rows on a trained PatchGen run whose data has true masks; its premises are only approximate.
 
-    z_p is u_p, the patch after attention, which has seen every other patch; G is aggregation, gate and refinement,
-    which need not be non-expansive; B is the largest |u_p| observed.
+    z_p is u_p, which has seen every other patch; G, from u to z+, may be expansive; B is the largest |u_p| observed.
     """
     from patchgen.predict.fold_runs import open_subjects
     from patchgen.runs.folder import RunFolder

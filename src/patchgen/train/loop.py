@@ -96,10 +96,6 @@ class Step:
         if self.values is not None:
             self.values.append((self.number, {name: value.detach().clone() for name, value in values.items()}))
 
-    def forget(self) -> None:
-        """Reset the optimiser state, for example when the objective changes abruptly."""
-        self.optimizer.state.clear()
-
     def apply(self) -> None:
         """The optimiser's step."""
         if self.runtime.world_size > 1:  # DDP averages the model's gradients, but not the method's
@@ -244,10 +240,9 @@ class Divided(nn.Module):
 
 
 def in_parts(forward: Callable[..., Output], size: int, images: Tensor, other: Tensor | None) -> Output:
-    """A pass in parts of at most `size` images with the gradients of the whole batch, whatever the loss compares.
+    """A pass in parts of at most `size` images with the gradients of the whole batch; ``other`` (B, ...) too.
 
     Only the outputs of a part are kept: its backward pass computes it again, with the same random numbers.
-    ``other`` (B, ...) is the second argument of ``forward``.
     """
     if len(images) <= size:
         return forward(images, other)
