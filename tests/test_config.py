@@ -230,6 +230,6 @@ def test_other_weights_at_the_same_name_are_another_run(kind: Any, tmp_path: Pat
 def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     from patchgen.train.lifecycle import train
 
-    for name, message in (("none.safetensors", "none.safetensors"), ("none", "backbone must be one of")):
+    for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             train(Config(**{**tiny_settings, "backbone": str(tmp_path / name)}), tmp_path / "runs", quiet=True)

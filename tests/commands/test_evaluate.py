@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,3 +111,18 @@ def test_new_classes_without_names_are_refused(tiny_run: MakeRun, image_folder: 
     run = tiny_run("lp", task="mdg_gcd", known="circle,cross", swad=False)
     assert main(["evaluate", str(run.path), str(image_folder), *QUICK]) == 2
     assert "outputs for new classes, which have no name" in capsys.readouterr().err
+
+
+def test_commands_of_the_page_run(
+    run: RunFolder, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every `patchgen evaluate` of docs/use/evaluate.md, with a run, images and names of ours."""
+    from patchgen.data.table import read_table
+
+    monkeypatch.chdir(tmp_path)
+    read_table(image_folder).to_csv("tiles.csv")
+    ours = {"MODEL": str(run.path), "new-site": str(image_folder / "studio"), "sample/images": str(image_folder),
+            "tumour": "circle", "mist": "studio"}  # fmt: skip
+    page = (Path(__file__).parents[2] / "docs/use/evaluate.md").read_text()
+    for line in re.findall(r"^patchgen (evaluate .+)$", page, re.MULTILINE):
+        assert main([*(ours.get(word, word) for word in line.split()), "--resamples", "0"]) == 0, line

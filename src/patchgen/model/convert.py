@@ -101,6 +101,8 @@ def read_folder(folder: Path) -> Loaded:
 
 def read_file(path: Path) -> Loaded:
     """A ViT or RegNetY with third-party tensor names in a .safetensors file; half precision becomes float32."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no weight file {path}")
     state = read_tensors(path)[0]
     if any(name.startswith("trunk_output.") for name in state):
         architecture, state = read_regnety({name: tensor.float() for name, tensor in state.items()})
