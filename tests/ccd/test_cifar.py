@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchgen.ccd.cifar import read_cifar
-from patchgen.ccd.data import read_stream
+from patchgen.ccd.data import read_cifar, read_stream
 from patchgen.data.images import ImageStore
 
 NAMES = ("apple", "bear", "aquarium_fish")  # not sorted: the order of the file holds

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen.methods.ablation import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
 from patchgen.model.patchgen import PatchGen, PatchGenOutput
-from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
 
 DIM, PATCHES, HEADS = 12, 9, 3
 KINDS: tuple[type[Variant], ...] = (StaticMask, ChannelMask, PlainAttention, ScaledAttention)
