@@ -41,10 +41,7 @@ ELSEWHERE = {
 def parse(
     what: Callable[..., T], name: str, argv: list[str], config: Sequence[Any] = (), known: Iterable[str] = ()
 ) -> T:
-    """A dataclass, or what a function returns; ValueError for an unknown option, or a number out of bounds.
-
-    `config` replaces the usual markers of tyro; `known` names the options if they are not those of the arguments.
-    """
+    """A dataclass, or what a function returns; ValueError for an option not `known`, or a number out of bounds."""
 
     @functools.wraps(what)
     def target(*values: Any, **named: Any) -> Callable[[], T]:  # called when no word is left over

@@ -60,7 +60,7 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     [data], out = arguments.targets, check_folder(arguments.out or "evaluation")
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
-    from patchgen.predict.answers import check_classes, collect, rows_of_sites, training_sites
+    from patchgen.predict.answers import collect, rows_of_sites, training_sites
     from patchgen.predict.evaluate import check_options, evaluate
     from patchgen.report.evaluation import write_evaluation
     from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
@@ -70,7 +70,6 @@ def evaluate_model(arguments: EvaluateArguments) -> int:
     rows = rows_of_sites(table, arguments.sites)
     predictor = arguments.load(len(rows))
     check_options(arguments.positive, arguments.resamples, predictor.classes)
-    check_classes(table, rows, predictor.classes)
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
         answers = collect(predictor, table, rows, arguments.batch, bar.tick)
     sites, expected = training_sites(arguments.model)

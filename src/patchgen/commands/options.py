@@ -131,10 +131,7 @@ class EngineOptions:
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
-    """Files as they are, images below folders, matches of patterns: each once, in the order of the words.
-
-    Files of a folder or pattern that are not images are counted and named on stderr.
-    """
+    """Files, images below folders, matches of patterns: each once, in order; other files are counted on stderr."""
     from patchgen.data.image_files import IMAGE_EXTENSIONS, skipped_line
 
     found: dict[Path, None] = {}

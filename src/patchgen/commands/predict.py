@@ -153,7 +153,11 @@ def _write_file(
     work.mkdir(exist_ok=True)
     refuse_links(work)
     with WorkFolder(work, target).locked():
-        _remove_others(work, target)
+        # remove parts of this target that belong to another model or other images, and to no running process
+        name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
+        for path in target.parent.iterdir():
+            if name.fullmatch(path.name) and path != work and path.is_dir() and not WorkFolder(path, target).busy:
+                shutil.rmtree(path, ignore_errors=True)
         units = list(_parts(arguments, predictor, paths, work, size))
         if arguments.alone:
             _predict_here(arguments, predictor, units)
@@ -183,16 +187,6 @@ def _digest(model: str, paths: Sequence[Path]) -> str:
         # as typed too: that is how a line names its image
         digest.update(os.fsencode(f"{path}\0{os.path.abspath(path)}\0{size}\0{time}\0"))
     return digest.hexdigest()[:12]
-
-
-def _remove_others(work: Path, target: Path) -> None:
-    """Remove parts of this target that belong to another model or other images, and to no running process."""
-    from patchgen.runs.folder import WorkFolder
-
-    name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
-    for path in target.parent.iterdir():
-        if name.fullmatch(path.name) and path != work and path.is_dir() and not WorkFolder(path, target).busy:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _parts(

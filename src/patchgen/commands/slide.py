@@ -107,10 +107,7 @@ def _with_scale(arguments: SlideArguments, predictor: "Predictor") -> SlideArgum
 def _process(
     arguments: SlideArguments, slides: Sequence[Path], work: Callable[..., None], ending: str = ""
 ) -> tuple[list[Path], dict[str, str]]:
-    """Call a function for each slide, here or on the engine; returns finished results and failures, in their order.
-
-    Results are folders, or files whose name is that of the slide with an `ending`.
-    """
+    """Call a function for each slide, here or on the engine; the results (files if `ending`) and failures, in order."""
     from patchgen.slides.cut import DESCRIPTION, check_settings
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.sweep.jobs import Needs, Unit

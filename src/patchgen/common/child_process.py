@@ -84,7 +84,9 @@ class Child:
                 _send(self.process.stdin, request, data)
                 answer, found = _receive(self.process.stdout)
             except (OSError, ValueError, EOFError) as error:
-                raise ChildDied(self._reason()) from error
+                self.process.kill()
+                code = self.process.wait()
+                raise ChildDied(self._late or f"a crash with exit code {code}") from error
             finally:
                 clock.cancel()
                 self.spent += time.monotonic() - begin
@@ -101,11 +103,6 @@ class Child:
         in_time = f"no answer within {self.seconds:g} s"
         self._late = self._late or (in_time if allowed == self.seconds else f"more than {self.total:g} s in all")
         self.process.kill()
-
-    def _reason(self) -> str:
-        self.process.kill()
-        code = self.process.wait()
-        return self._late or f"a crash with exit code {code}"
 
 
 def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> None:

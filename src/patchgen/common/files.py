@@ -91,10 +91,7 @@ def temporary_name(target: Path, kind: str = "tmp") -> Path:
 
 @contextmanager
 def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
-    """An empty folder that replaces `path` if the block succeeds; a complete one exists at every moment.
-
-    `sync` flushes all of its files to disk first, which a cache of many files does not need.
-    """
+    """An empty folder that replaces `path` if the block succeeds, always complete; `sync` flushes its files before."""
     target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     with working_folder(target) as temporary:
         yield temporary

@@ -189,10 +189,7 @@ def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_flops(step: Step, batch: Batch) -> int:
-    """Matrix-product FLOPs of forward and backward: weight gradients only for trained weights.
-
-    Attention runs unfused here, because the counter does not see fused products (six per layer, two of them forward).
-    """
+    """Matrix-product FLOPs of forward and backward, with attention unfused: the counter does not see fused products."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         losses = step.method.losses(step.model(batch.image), batch)
         torch.autograd.backward(torch.stack(list(losses.values())).sum())
@@ -290,10 +287,7 @@ def _card_warning(needed: float, card: int | None) -> list[str]:
 
 
 def largest_step(steps: Iterable[tuple[str, Config, int]]) -> list[str]:
-    """The step, of (name of a run, settings, images), that needs most memory, in words.
-
-    Of each backbone only the largest batch is counted: methods differ less. Those that depend on values are left out.
-    """
+    """The step, of (name, settings, images), that needs most memory; of a backbone only its largest batch counts."""
     kinds: dict[tuple[str, ...], tuple[int, str, Config]] = {}  # settings -> their largest batch
     for name, config, total in steps:
         key, images = tuple(repr(getattr(config, setting)) for setting in COUNTED_BY), at_once(config, total)

@@ -58,10 +58,7 @@ def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, gri
 
 
 def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
-    """Perturbs at the token level, for normalised images (B,3,S,S): `token-drop` sets the mask to zero.
-
-    `token-mean` inserts the image's mean token; unavailable for a selection inside the backbone.
-    """
+    """Perturbs tokens of images (B,3,S,S): `token-drop` sets the mask to 0, `token-mean` inserts the mean if it can."""
     in_backbone = isinstance(classifier.select, Selector)
     read = images if in_backbone else classifier.read(images)
     out = classifier(read)

@@ -111,10 +111,7 @@ class SemiSupervisedKMeans:
         return x[rows].double()
 
     def _descend(self, x: Tensor, pinned: Tensor, of: Tensor, centres: Tensor) -> tuple[Tensor, float]:
-        """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia.
-
-        The pinned points (M, D) stay in their clusters `of` (M,).
-        """
+        """Lloyd's steps in float64: the last centres (K, D) and the inertia; pinned points (M, D) stay in `of` (M,)."""
         squares, together = x.square().sum(1), torch.cat((pinned, x))
         for _ in range(self.iterations):
             distance, member = nearest(x, centres.to(x), squares)

@@ -60,10 +60,7 @@ def negative_log_likelihood(logits: Tensor, label: Tensor, temperature: float) -
 
 
 def fit_temperature(logits: Tensor, label: Tensor) -> float:
-    """The T that maximises the likelihood of the labels (N,) under softmax(logits / T), logits (N, C).
-
-    Without any mistake the optimum is T = 0, which would claim certainty: T then stays at 1.
-    """
+    """The T of the highest likelihood of labels (N,) under softmax(logits / T); 1 where the optimum would be 0."""
     if bool((logits.argmax(1) == label).all()):
         return 1.0
     from scipy.optimize import minimize_scalar

@@ -86,10 +86,7 @@ RANKINGS: dict[str, Ranking] = {
 
 
 def relative_map(classifier: Classifier, image: Tensor, name: str) -> np.ndarray:
-    """A ranking of one normalised image (1, 3, S, S) for its predicted class as a map (h, w) in [0, 1], for viewing.
-
-    Grad-CAM without its negative scores, as published; other rankings from their least to their largest score.
-    """
+    """A ranking of an image (1, 3, S, S) for its predicted class as a map (h, w) in [0, 1]; Grad-CAM is cut at 0."""
     with torch.no_grad():
         target = classifier(image).logits.argmax(1)
     scores = RANKINGS[name](classifier, image, target)[0].detach().float()
@@ -131,10 +128,7 @@ def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Patch tokens (B,P,D) that enter a block, and the target logit's gradient there; of a convolutional net, its map.
-
-    The graph starts at that block, so a late one is cheap, and a frozen backbone works too.
-    """
+    """Patch tokens (B,P,D) that enter a block (a convolutional net's map), and the target logit's gradient there."""
     if classifier.backbone.family.convolutional:
         tokens = classifier.backbone(images).patches.detach().requires_grad_()
         if isinstance(classifier.select, Selector):
@@ -147,7 +141,7 @@ def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block
     entered: list[Tensor] = []
 
     def cut(tokens: Tensor) -> Tensor:
-        entered.append(tokens.detach().requires_grad_())  # a leaf
+        entered.append(tokens.detach().requires_grad_())  # a leaf: no graph before it
         return entered[-1]
 
     with on_input(classifier.backbone.blocks[block], cut):

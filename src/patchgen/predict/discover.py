@@ -36,10 +36,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """When a group is a known class at a new site: enough of its images get one label, with enough confidence.
-
-    Calibrated on a left-out site, whose classes are such groups: it accepts those that the classifier names right.
-    """
+    """When a group is a known class at a new site: its images get one label as surely as those of left-out sites."""
 
     agreement: float = 0.9  # least share of the images with the most frequent label
     confidence: float = 0.9  # least median probability of that label
@@ -140,18 +137,19 @@ def group_features(
     features: Features, known_features: np.ndarray, known_labels: Sequence[str], *, new_classes: int | None = None,
     at_most: int | None = None, seed: int = 1, rule: Rule = Rule(),  # noqa: B008  frozen
 ) -> Groups:  # fmt: skip
-    """Semi-supervised k-means with the known classes pinned by unit vectors (M, D) and labels (M,).
-
-    By default `new_classes` is estimated, up to `at_most`: as many as are known, at least LOOK_AT_LEAST.
-    """
+    """K-means, known classes pinned by unit vectors (M, D); new ones are estimated (up to `at_most`) or given."""
     known, images = len(set(known_labels)), len(features.predictions)
     if not images:
         first = "".join(f"; the first, {image.path}: {image.reason}" for image in features.unreadable[:1])
         raise ValueError(f"none of the {len(features.unreadable)} images could be read{first}")
     estimate = None
     if new_classes is None:
+        import pandas as pd
+
         most = known + (at_most or min(images, max(LOOK_AT_LEAST, known)))
-        few = _few_of_each(known_labels, max(FEWEST, images // (2 * known)), seed)
+        # with more of each known class, the estimate would split these first
+        shuffled = pd.Series(known_labels).iloc[np.random.default_rng(seed).permutation(len(known_labels))]
+        few = np.sort(shuffled.groupby(shuffled).head(max(FEWEST, images // (2 * known))).index)
         labels = [known_labels[row] for row in few]
         estimate = estimate_num_classes(features.vectors, known_features[few], labels, most, seed=seed)
         new_classes = estimate.num_classes - known
@@ -181,14 +179,6 @@ def _named_by_classifier(features: Features, cluster: np.ndarray, classes: Seque
         if label in classes and count >= rule.agreement * inside.sum() and confident:
             named[number] = str(label)
     return named
-
-
-def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
-    """Rows of at most `most` points of each class: with more, the estimate would split known classes first."""
-    import pandas as pd
-
-    shuffled = pd.Series(labels).iloc[np.random.default_rng(seed).permutation(len(labels))]
-    return np.sort(shuffled.groupby(shuffled).head(most).index)
 
 
 def _members(

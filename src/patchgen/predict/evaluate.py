@@ -39,10 +39,7 @@ def evaluate(
     answers: Answers, positive: str | None = None, resamples: int = RESAMPLES, trained_on: Sequence[str] = (),
     tick: Tick | None = None, expected: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """All metrics of a model's answers, ready for JSON; `positive` is a class to score against all others too.
-
-    Sites of training (`trained_on`) that occur again are warned of; others are compared with `expected` of config.json.
-    """
+    """All metrics of a model's answers, ready for JSON; `positive` is a class to score against all others too."""
     check_options(positive, resamples, answers.classes)
     known, unknown = answers.known(), answers.rows[answers.label == UNKNOWN].tolist()
     unit, unit_name = units(known)
@@ -215,10 +212,7 @@ def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) 
 def bootstrap(
     statistic: Callable[[np.ndarray], Values], unit: np.ndarray, resamples: int, tick: Tick | None = None
 ) -> dict[str, list[float] | None]:
-    """Intervals of the values of `statistic`: None if undefined in more than half of the resamples, {} with one unit.
-
-    `statistic` gets the number of times that each image (N,) counts in a resample; `unit` (N,) is its patient.
-    """
+    """Intervals of what `statistic` makes of the times (N,) an image is drawn; None: mostly undefined; {}: one unit."""
     count = int(unit.max()) + 1
     if count < 2:
         return {}

@@ -97,10 +97,7 @@ def _finished(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
-    """Markdown tables, one for each score: methods down, data sets and folds across; of one fold, scores across.
-
-    Below them are the differences to the methods `against`, paired over equal data, fold and seed.
-    """
+    """A Markdown table per score, and differences to `against`, paired over equal data, fold and seed."""
     wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
     for data, of_data in wide.groupby("data", sort=False):
         for name in SETUP:

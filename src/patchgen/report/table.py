@@ -159,10 +159,7 @@ class Grid:
 
     @cached_property
     def best(self) -> frozenset[Entry]:
-        """The cells that are better than every other one of their column, each by more than chance.
-
-        Upper bounds and values of masks are excluded.
-        """
+        """The cells that lead their column by more than chance; without upper bounds and values of masks."""
         lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
         leaders = set()
         for i in (i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")):

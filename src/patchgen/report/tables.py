@@ -253,10 +253,7 @@ def _aku_grid(
 
 
 def oracle_grids(scores: pd.DataFrame) -> Iterator[Grid]:
-    """Oracle sets across; then the quality of the masks, if the predictive patches are known.
-
-    The paper has no such numbers, so both are of the whole unseen domain, as in the demo.
-    """
+    """Oracle sets across, on the whole unseen domain, as in the demo; then the masks, if the truth is known."""
     part = "all"
     for group in by_setup(scores[(scores["task"] == "mdg") & _oracle(scores)]):
         folds = folds_of(group)

@@ -203,7 +203,9 @@ class RunFolder(WorkFolder):
         content = self._records_bytes()
         *lines, torn = content.split(b"\n")
         records = [_parse(line) for line in lines]
-        if None in records or (self.done and self._finished_with() not in (None, zlib.crc32(content))):
+        words = self.mark.read_bytes().split() if self.done else []
+        crc = int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None  # older versions wrote none
+        if None in records or crc not in (None, zlib.crc32(content)):
             line = f", line {records.index(None) + 1}," if None in records else ""
             raise ValueError(f"{self.records_file}{line} is damaged; {RESTORE}")
         return [record for record in [*records, _parse(torn)] if record and kind in (None, record.get("kind"))]
@@ -223,11 +225,6 @@ class RunFolder(WorkFolder):
 
     def _records_bytes(self) -> bytes:
         return self.records_file.read_bytes() if self.records_file.exists() else b""
-
-    def _finished_with(self) -> int | None:
-        """The checksum of the records in `done`; None if an older version wrote it."""
-        words = self.mark.read_bytes().split()
-        return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
 
     # Files
 

@@ -306,10 +306,7 @@ def _image_list(content: bytes) -> tuple[tuple[str, ...], str]:
 
 
 def _name_apart(runs: Sequence[Facts]) -> None:
-    """Number data sets of one name from the second on, by path, and note where each is.
-
-    The fingerprint tells data sets apart, in folders of earlier versions the rows alone.
-    """
+    """Number data sets of one name by path: told apart by their fingerprint, in older folders by the rows alone."""
     ordered = sorted(runs, key=lambda run: (run["config"].data, str(run["path"])))
     known = {(run["data"], run["rows"]): run["fingerprint"] for run in reversed(ordered) if run["fingerprint"]}
     sets: dict[str, dict[str, list[Facts]]] = defaultdict(lambda: defaultdict(list))  # name -> fingerprint -> runs

@@ -69,10 +69,7 @@ def save_predictions(run: Path, checkpoint: str, predictions: Predictions, class
 
 
 def read_predictions(run: Path, checkpoint: str = "selected") -> Predictions | None:
-    """The predictions that a finished run saved for its unseen domain; without loading the model or an image.
-
-    None if there are none: no domain was left out, an earlier version trained the run, or the file is damaged.
-    """
+    """The predictions that a finished run saved for its unseen domain; None if it has none, or the file is damaged."""
     try:
         tensors, _ = load_tensors(predictions_file(run, checkpoint))
         rows, label, probabilities = (tensors[name].numpy() for name in Predictions._fields)

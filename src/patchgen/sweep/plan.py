@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job]:
-    """The jobs of the recipes, each run once; the data are read, and every run's settings and method are checked.
-
-    `changes` are settings that say where and how a run is computed, such as `threads`; None keeps the recipe's values.
-    """
+    """The jobs of the recipes, each run once, checked with their data; `changes` replace settings, except by None."""
     data, jobs = DataSets(), dict[str, Job]()
     changes = {key: value for key, value in changes.items() if value is not None}
     for recipe in recipes:
@@ -149,10 +146,7 @@ class Forecast:
 
 
 def predict_cost(jobs: Sequence[Job], out: str | Path, rate: float | None = None) -> Forecast:
-    """The time of the unfinished part of all jobs, from the finished runs in `out`.
-
-    `rate` is the training images per second of one worker, for runs unlike all finished ones.
-    """
+    """The time left for all jobs, from the finished runs in `out`, or by `rate`, training images/s of one worker."""
     known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for run in (RunFolder(done.parent) for done in sorted(Path(out).glob("*/done"))):
         try:
@@ -183,10 +177,7 @@ def _estimate(config: Settings, known: dict[tuple[Any, ...], list[float]], rate:
 
 
 def seconds_of(run: RunFolder) -> float:
-    """How long a finished run took: the training steps by its records, or all from env.json to `done`.
-
-    A copied folder has lost these file times, a resumed run has only those of its last part.
-    """
+    """Seconds of a finished run: of its training steps, or by its file times if those, lost in a copy, say more."""
     steps = sum(record.get("seconds", 0.0) for record in run.records())
     try:
         return max(steps, (run.path / "done").stat().st_mtime - (run.path / "env.json").stat().st_mtime)
