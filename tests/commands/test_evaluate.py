@@ -124,5 +124,6 @@ def test_commands_of_the_page_run(
     ours = {"MODEL": str(run.path), "new-site": str(image_folder / "studio"), "sample/images": str(image_folder),
             "tumour": "circle", "mist": "studio"}  # fmt: skip
     page = (Path(__file__).parents[2] / "docs/use/evaluate.md").read_text()
-    for line in re.findall(r"^patchgen (evaluate .+)$", page, re.MULTILINE):
+    assert len(lines := re.findall(r"^patchgen (evaluate .+)$", page, re.MULTILINE)) == 3
+    for line in lines:
         assert main([*(ours.get(word, word) for word in line.split()), "--resamples", "0"]) == 0, line
