@@ -106,7 +106,7 @@ def test_the_commands(tiny_run: Callable[..., Any], tmp_path: Path, capsys: pyte
     file = tmp_path / "r.csv"
     assert main(["runs", "collect", str(tiny_run("lp-ln").path), "--csv", str(file)]) == 0
     assert "1 new, 1 rows" in capsys.readouterr().out
-    assert main(["runs", "table", str(file), "--scores", "accuracy", "validation", "--only", "method", "lp-ln"]) == 0
+    assert main(["runs", "table", str(file), "--scores", "accuracy", "--only", "hparams", "", "method", "lp-ln"]) == 0
     assert "| lp-ln " in capsys.readouterr().out
     assert main(["runs", "table", str(file), "--scores", "acuracy"]) != 0
     assert "did you mean 'accuracy'" in capsys.readouterr().err
