@@ -99,10 +99,7 @@ def parse_settings(command: type[O], argv: list[str]) -> tuple[O, dict[str, Any]
 def settings_schema(
     command: type[SettingsOptions], kind: type[Settings] | None = None, values: Mapping[str, str] = {}
 ) -> Any:
-    """The dataclass `command` with a field for each group of settings: a TypedDict of those that are given.
-
-    For help: of one `kind` alone, with the value in force of each field.
-    """
+    """The dataclass `command` with a TypedDict of given settings per group; for help, of one `kind` with `values`."""
     texts = {**field_help(kind), **command.texts} if kind else {}
     hints: dict[str, list[Any]] = {}
     for each in (kind,) if kind else command.kinds:

@@ -96,11 +96,8 @@ def used_by(config: Any) -> list[dict[str, str]]:
 def require(recorded: Any, where: str | Path) -> None:
     """Load the plug-ins that a run or model folder recorded; ValueError for one that this machine does not know."""
     for one in recorded if isinstance(recorded, list) else []:
-        if not isinstance(one, dict):
-            raise ValueError(
-                f"{where} names {shortly(one)} as a plug-in, which is none; the folder is damaged or forged"
-            )
-        name, version = str(one.get("name")), str(one.get("version"))
+        facts = one if isinstance(one, dict) else {"name": shortly(one)}  # damaged or forged: refused below
+        name, version = str(facts.get("name")), str(facts.get("version"))
         load_all()
         if name in _loaded or version in _loaded:
             continue

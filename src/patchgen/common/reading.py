@@ -23,11 +23,7 @@ def batches(
     *,
     each: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
-    """(part, what was read of it) for consecutive parts of the items; at most two parts are in memory.
-
-    Parts of an array are slices, others lists. `read` gets a part, or `each` item of it; the values are then a list.
-    `tick` gets the number of items after the caller is done with a part.
-    """
+    """(part, what `read` makes of it, or of `each` of its items) for consecutive parts; at most two are in memory."""
     if size < 1:
         raise ValueError(f"batch must be at least 1, not {size}")
     parts = _parts(items, size)

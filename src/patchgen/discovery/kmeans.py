@@ -126,10 +126,7 @@ class SemiSupervisedKMeans:
 
 
 def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Squared distance (N,) of points (N, D) to the nearest centre (K, D), and which one it is (N,); the first of ties.
-
-    Near the origin: the products lose as many digits as |x|^2, `squares` (N,), is larger than the distances.
-    """
+    """Squared distance (N,) of points (N, D) around 0 to the nearest centre (K, D), and which it is; first of ties."""
     distance = points.new_empty(len(points))
     member = torch.empty(len(points), dtype=torch.int64, device=points.device)
     rows = max(1, BLOCK // len(centres))

@@ -118,11 +118,7 @@ def _select(right: Hits, groups: Mapping[str, np.ndarray] | None, sites: Sequenc
 
 
 def _variance(apart: np.ndarray, group: np.ndarray | None) -> float:
-    """Variance of the mean of `apart` (n,), values -1, 0, 1.
-
-    One image is added on either side, so that a few images that happen to agree do not give certainty. With groups, the
-    images of a group count together, if that gives a larger variance.
-    """
+    """Variance of the mean of `apart` (n,), -1, 0 or 1; two more images, for no certainty; of groups if larger."""
     count = len(apart) + 2
     plain = (float((apart**2).sum()) + 2 - float(apart.sum()) ** 2 / count) / count**2
     if group is None:

@@ -1,6 +1,5 @@
 """What `patchgen discover` writes: a contact sheet for each group of new images, assignments.csv and a page."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,7 @@ from patchgen.common.text import printable
 from patchgen.draw.overlay import NOTICE, original
 from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 from patchgen.pages.page import file_address, render, write_page
-from patchgen.predict.discover import Groups, Member
+from patchgen.predict.discover import Groups
 
 CENTRAL = 24  # images of a group that its sheet shows
 CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio")
@@ -64,18 +63,6 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [row["group"], str(row["images"]), fits, f"{row['confidence']:.2f}", row["nearest_known"]]
 
 
-def _write_sheet(row: dict[str, Any], members: Sequence[Member], out: Path) -> None:
-    tiles = [
-        Tile(original(member.path), member.path.name, f"confidence {member.confidence:.2f}", member.mask)
-        for member in members[:CENTRAL]
-    ]
-    count = row["images"]
-    part = f", the {len(tiles)} most central shown" if len(tiles) < count else ", most central first"
-    caption = f"{count} image{'s' * (count > 1)} that fit no known class{part}"
-    columns = 6 if members[0].mask is None else 4
-    write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, caption))
-
-
 def _render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
     """One HTML page next to the sheets."""
     new = sum(row["images"] for row in rows if not row["fits_known"])
@@ -98,7 +85,15 @@ def write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> 
     out.mkdir(parents=True, exist_ok=True)
     for row in rows:
         if row["sheet"]:
-            _write_sheet(row, groups.of(row["group"]), out)
+            members, count = groups.of(row["group"]), row["images"]
+            tiles = [
+                Tile(original(member.path), member.path.name, f"confidence {member.confidence:.2f}", member.mask)
+                for member in members[:CENTRAL]
+            ]
+            part = f", the {len(tiles)} most central shown" if len(tiles) < count else ", most central first"
+            caption = f"{count} image{'s' * (count > 1)} that fit no known class{part}"
+            columns = 6 if members[0].mask is None else 4
+            write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, caption))
     lines = (
         [printable(member.path), member.group, "yes" if member.fits_known else "no", f"{member.confidence:.4f}",
          member.nearest_known, f"{member.distance_ratio:.4f}"] for member in groups.members

@@ -94,15 +94,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Unit:
-    """One call of a function of this package, with the arguments and with `folder`, the claim, for partial results.
-
-    The function writes the result under another name and renames it: a unit is done when its result exists, and its
-    claim is then removed. A killed process leaves its claim behind, and the next attempt takes it over.
-    """
+    """A call of a function of this package, done when its result exists, which it writes elsewhere and renames."""
 
     call: str  # module:function
     arguments: dict[str, Any]  # as JSON has them
-    claim: Path
+    claim: Path  # for partial results, passed as `folder`; after a kill the next attempt takes it over
     result: Path  # file or folder
     label: str
     config: Needs = field(default_factory=Needs)

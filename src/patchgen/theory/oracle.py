@@ -127,11 +127,3 @@ def shifted_mask(truth: np.ndarray) -> np.ndarray:
     """C* one patch to the right, round the edge: (N,P) float."""
     side = int(round(truth.shape[1] ** 0.5))
     return np.roll(truth.reshape(-1, side, side), 1, axis=2).reshape(truth.shape).astype(float)
-
-
-def mostly_right_mask(truth: np.ndarray, seed: int, share: float = 0.03) -> np.ndarray:
-    """The true mask, but empty for a few images of every kind: a small error on average, not for every sample."""
-    empty = np.random.default_rng([seed, 13]).permutation(len(truth))[: max(2, round(share * len(truth)))]
-    mask = truth.astype(float)
-    mask[empty] = 0
-    return mask

@@ -32,20 +32,13 @@ class Decoder:
     def __init__(self) -> None:
         self._child: Child | None = None
 
-    def decode(self, data: bytes, size: int, interpolation: str = BILINEAR) -> np.ndarray:
-        """(size, size, 3) uint8, as `patchgen predict` decodes the file."""
-        return self._ask({"size": size, "interpolation": interpolation}, data)
-
-    def original(self, data: bytes) -> np.ndarray:
-        """(H, W, 3) uint8, upright and at its own aspect."""
-        return self._ask({}, data)
-
-    def _ask(self, request: dict[str, Any], data: bytes) -> np.ndarray:
+    def decode(self, data: bytes, size: int | None = None, interpolation: str = BILINEAR) -> np.ndarray:
+        """(size, size, 3) uint8, as `patchgen predict` decodes the file; without `size` upright, at its own aspect."""
         if self._child is None:
             self._child = Child(__name__, SECONDS)
             weakref.finalize(self, self._child.close)
         try:
-            answer, pixels = self._child.ask(request, data)
+            answer, pixels = self._child.ask({"size": size, "interpolation": interpolation}, data)
         except ChildDied as error:
             self._child.close()
             self._child = None
@@ -58,7 +51,7 @@ class Decoder:
 def _decode_in_child(request: dict[str, Any], data: bytes) -> Message:
     file = cast(Any, io.BytesIO(data))  # Pillow takes files where `decode` and `original` say path
     try:
-        pixels = decode(file, request["size"], request["interpolation"]) if "size" in request else original(file)
+        pixels = decode(file, request["size"], request["interpolation"]) if request["size"] else original(file)
     except UnreadableImage as error:
         raise ValueError(error.reason) from error
     return {"shape": pixels.shape}, pixels.tobytes()
@@ -83,7 +76,7 @@ class Upload:
     def preview(self) -> bytes:
         """The JPEG that the page shows: re-encoded by us, upright, aspect kept."""
         buffer = io.BytesIO()
-        Image.fromarray(self.decoder.original(self.data)).save(buffer, "JPEG", quality=92)
+        Image.fromarray(self.decoder.decode(self.data)).save(buffer, "JPEG", quality=92)
         return buffer.getvalue()
 
 
