@@ -209,7 +209,7 @@ def test_views_that_keep_the_aspect_are_crops_of_the_resized_image(tmp_path: Pat
         pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
     table = Table(tmp_path, ("0.png", "1.png"), ("x",), ("a",), np.zeros(2, int), np.zeros(2, int))
-    backbone = SimpleNamespace(mean=(0.0,) * 3, std=(1.0,) * 3, interpolation="bilinear")
+    backbone = SimpleNamespace(normalised=lambda pixels: pixels.float() / 255, interpolation="bilinear")
     images = StreamImages(table, backbone, 28, torch.device("cpu"), None, True)  # type: ignore[arg-type]
     whole = [np.asarray(Image.open(tmp_path / f"{i}.png").resize(shape, Image.Resampling.BICUBIC)).transpose(2, 0, 1)
              for i, shape in enumerate([(48, 32), (32, 53)])]  # fmt: skip

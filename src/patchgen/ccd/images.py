@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from patchgen.common.reading import batches
-from patchgen.data.augment import Augment, normalize, send
+from patchgen.data.augment import Augment, send
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table
 from patchgen.model.backbone import Backbone
@@ -30,7 +30,7 @@ class StreamImages:
         self.size, self.stored = size, int(size / CROP)
         interpolation = backbone.interpolation
         self.store = ImageStore(table.files, self.stored, cache, keep_aspect=keep_aspect, interpolation=interpolation)
-        self.mean, self.std, self.device = backbone.mean, backbone.std, device
+        self.normalised, self.device = backbone.normalised, device
         self.augment = Augment(
             scale=((size / self.stored) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,
             grayscale=0,
@@ -46,7 +46,7 @@ class StreamImages:
     def plain(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Batches of normalised centre crops; the next one is read while the current one is used."""
         for _, pixels in batches(rows, self.centre, BATCH):
-            yield normalize(send(pixels, self.device).float() / 255, self.mean, self.std)
+            yield self.normalised(send(pixels, self.device))
 
     def views(self, parts: list[np.ndarray], seed: tuple[int, int, int]) -> Iterator[Tensor]:
         """Two views of each image of each step (B,), (2B, 3, S, S), the first views first."""
@@ -56,11 +56,11 @@ class StreamImages:
             generator = torch.Generator().manual_seed(int(number))
             if self.store.keep_aspect:
                 drawn = torch.rand(2 * len(part), 3, generator=generator)
-                views = send(crops(pixels * 2, drawn, self.size), self.device).float() / 255
+                views = send(crops(pixels * 2, drawn, self.size), self.device)
             else:
                 draw = self.augment.draw(2 * len(part), generator).to(self.device)
                 views = draw.apply(send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1), self.size)
-            yield normalize(views, self.mean, self.std)
+            yield self.normalised(views)
 
 
 def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:

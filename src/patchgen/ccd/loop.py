@@ -116,7 +116,10 @@ class StreamTrainer(Trainer):
         due = self.method.mixture and self.pool.due(self.epoch)
         if due or (self.method.pool == "patchgen" and self.stage == 0 and self.pool.class_means is None):
             fitted = self.refit(rows, self.stage, mixture=due)
-        rate = set_rate(self.optimizer, self.epoch, self.config.epochs)
+        share = LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * self.epoch / self.config.epochs)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        rate = float(self.optimizer.param_groups[0]["lr"])
         seed = (self.config.seed, self.stage, self.epoch)
         parts = epoch_parts(rows, self.config.batch, seed)
         for step, views in enumerate(self.images.views(parts, seed)):
@@ -256,11 +259,3 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
             groups[name.startswith("select."), parameter.ndim > 1 or decays_vectors]["params"].append(parameter)
     filled = [group for group in groups.values() if group["params"]]
     return torch.optim.SGD(filled, lr=config.lr, momentum=config.momentum)
-
-
-def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:
-    """Set the rates of an epoch, from the full rate to a thousandth; returns that of the first group."""
-    share = LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * epoch / epochs)) / 2
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * share
-    return float(optimizer.param_groups[0]["lr"])

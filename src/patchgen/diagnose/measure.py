@@ -103,7 +103,7 @@ def rank_all(
     subject: Subject, pixels: Tensor, rows: np.ndarray, target: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Scores (B,P) of each ranking; always the random one, which orders ties, and the truth if known."""
-    images = subject.normalised(pixels)
+    images = subject.model.backbone.normalised(pixels)
     scores = {name: RANKINGS[name](subject.model, images, target) for name in dict.fromkeys([*names, "random"])}
     if subject.truth is not None:
         scores["truth"] = torch.from_numpy(subject.truth[rows]).float().to(pixels.device)
@@ -118,7 +118,7 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, operators: Sequenc
     }
     if subject.model.has_mask:
         with torch.no_grad():
-            answers |= faith.token_answers(subject.model, subject.normalised(pixels))
+            answers |= faith.token_answers(subject.model, subject.model.backbone.normalised(pixels))
     return answers
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from patchgen.common import plugins
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
+from patchgen.data.augment import normalize
 from patchgen.model import weights
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object
 from patchgen.model.generic import TIMM, adopt, build_timm, import_timm, last_hidden, on_input, on_tensor
@@ -55,6 +56,11 @@ class Backbone(nn.Module):
     @property
     def pixels(self) -> Pixels:
         return Pixels(self.mean, self.std, self.interpolation, self.assumed)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels (B,3,H,W), floats in [0,1] or bytes, as this network expects them."""
+        pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+        return normalize(pixels, self.mean, self.std)
 
     def expect(self, pixels: Pixels) -> None:
         self.mean, self.std, self.interpolation, self.assumed = pixels

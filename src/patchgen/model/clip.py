@@ -58,10 +58,9 @@ class TextTower(nn.Module):
         return torch.cat([self(self.tokens(texts[start : start + BATCH]).to(self.device)) for start in starts])
 
     def forward(self, ids: Tensor, vectors: Tensor | None = None, at: int = 1) -> Tensor:
-        """Sentences (C, L) as unit vectors (C, E).
+        """Sentences (C, L) as unit vectors (C, E); ``vectors`` ((C,) n, dim) replace the words from ``at`` on.
 
-        ``vectors`` (n, dim) for all sentences, or (C, n, dim), replace the words from position ``at`` on: position 0 is
-        the start, and the next ones are those that ``tokens`` reserves.
+        Position 0 is the start, and the next ones are those that ``tokens`` reserves.
         """
 
         def put(words: Tensor) -> Tensor | None:  # (C, L, dim)

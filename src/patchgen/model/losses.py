@@ -12,17 +12,12 @@ from torch.nn import functional as F
 
 
 def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
-    """L_ms (Eq. 4): the mean of the weak mask entries, those below ``tau``.
+    """L_ms (Eq. 4): the mean of the weak entries of a mask (B, P) in (0, 1), those below ``tau``.
 
     It pushes weak entries towards zero and leaves the others unchanged, so no fixed share of patches is imposed.
 
-    Args:
-        mask: (B, P) in (0, 1).
-        tau: Entries below this value are weak.
-
-    Example:
-        >>> mask_suppression(torch.tensor([[0.1, 0.2, 0.9]]))
-        tensor(0.1500)
+    >>> mask_suppression(torch.tensor([[0.1, 0.2, 0.9]]))
+    tensor(0.1500)
     """
     weak = mask < tau
     return mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
@@ -68,13 +63,8 @@ def _probability(logits: Tensor, target: Tensor) -> Tensor:
 def class_similarity(features: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
     """L_sim: one minus the mean cosine similarity of all pairs within a class, averaged over the classes present.
 
-    The mean over pairs (self-pairs included) is the squared length of the mean unit vector, so the cost is O(B D)
-    and a class with a single sample contributes zero.
-
-    Args:
-        features: (B, D) selected representations z+.
-        target: (B,) class ids.
-        num_classes: If given, the targets need not be inspected, which would synchronise a GPU.
+    The mean over pairs of z+ (B, D), self-pairs included, is the squared length of the mean unit vector: the cost is
+    O(B D), and a single sample contributes zero. Without `num_classes` a GPU synchronises to inspect the targets (B,).
     """
     if num_classes is None:
         num_classes = int(gather_over_ranks(F.pad(target, (0, 1), value=-1)).max()) + 1

@@ -111,10 +111,9 @@ class PatchGen(nn.Module):
     def calibrate(self, tokens: Tensor) -> None:
         """Scale queries and keys so that the mask scores start with standard deviation ``spread`` on real tokens.
 
-        Backbones differ in the scale of their final LayerNorm: the same initialisation gives masks from 0.35 to 0.65 on
-        DINOv2, and masks that are saturated before the first step on a supervised ViT-Ti. If the tokens are nearly the
-        same everywhere, scaling can make all scores large: if the mean mask would start outside ``MODERATE``, the query
-        bias subtracts the mean token, which centres the scores near 0.
+        Backbones differ in the scale of their final LayerNorm: uncalibrated, DINOv2 starts with masks from 0.35 to 0.65
+        and a supervised ViT-Ti with saturated ones. Nearly equal tokens can make all scores large: if the mean mask
+        would start outside ``MODERATE``, the query bias subtracts the mean token, which centres the scores near 0.
         """
         dim = tokens.shape[-1]
         if self.start == "contrast":
@@ -145,12 +144,9 @@ class PatchGen(nn.Module):
     def forward(
         self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
     ) -> PatchGenOutput:
-        """Compute the mask and the selected and complementary representations.
+        """Tokens (B, P, D) to the mask and the two representations; ``mask`` (B, P) replaces the learned one.
 
-        Args:
-            tokens: (B, P, D).
-            grid: Patch layout (h, w); needed only where it is neither the trained layout nor square.
-            mask: (B, P), replaces the learned mask, for example with the ground truth.
+        The patch layout ``grid`` (h, w) is needed only where it is neither the trained layout nor square.
         """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
@@ -177,9 +173,8 @@ class PatchGen(nn.Module):
     def _context(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None = None) -> Tensor:
         """U (B, P, D): attention with a learned temperature, applied to the query so that t receives a gradient.
 
-        An optional ``weight`` (B, P) multiplies the attention to each key. Its logarithm becomes one extra channel of
-        the keys, and a constant extra channel of the queries adds it to every score: attention stays fused and
-        linear in P, and the weight receives a gradient.
+        An optional ``weight`` (B, P) multiplies the attention to each key: its logarithm is one extra channel of the
+        keys, so attention stays fused and linear in P, and the weight receives a gradient.
         """
         q, width = q * torch.exp(-self.log_temperature).to(q.dtype), q.shape[-1]
         if weight is not None:

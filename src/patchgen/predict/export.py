@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from patchgen import __version__
 from patchgen.common.files import replacing, replacing_folder
 from patchgen.common.text import first_line, json_text
-from patchgen.data.augment import normalize
 from patchgen.draw.overlay import NOTICE
 from patchgen.model.classifier import Classifier
 from patchgen.model.tuning import merged
@@ -48,10 +47,9 @@ class Exported(nn.Module):
         self.outputs = [name for name in outputs if name != "mask" or model.has_mask]
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        backbone = self.model.backbone
         if self.raw:
             pixels = pixels.permute(0, 3, 1, 2).float() / 255
-        out = self.model(normalize(pixels, backbone.mean, backbone.std))
+        out = self.model(self.model.backbone.normalised(pixels))
         outputs = {"probabilities": (out.logits / self.temperature).softmax(1), "features": out.features}
         if out.mask is not None:
             outputs["mask"] = out.mask.unflatten(1, self.model.grid)

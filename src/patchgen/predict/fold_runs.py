@@ -17,7 +17,6 @@ from torch import Tensor
 
 from patchgen.common.files import expanded
 from patchgen.common.progress import Progress
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import read_splits
@@ -58,12 +57,9 @@ class Subject:
         """(B,3,S,S) in [0,1]."""
         return self.store.load(rows).to(self.predictor.device).float() / 255
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        return normalize(pixels, self.model.backbone.mean, self.model.backbone.std)
-
     @torch.no_grad()
     def probabilities(self, pixels: Tensor) -> Tensor:
-        return self.model(self.normalised(pixels)).logits.float().softmax(1)
+        return self.model(self.model.backbone.normalised(pixels)).logits.float().softmax(1)
 
 
 def open_subjects(

@@ -22,7 +22,6 @@ from patchgen.common.files import cache_dir
 from patchgen.common.machine import computes_half
 from patchgen.common.reading import BATCH, batches
 from patchgen.config import Config
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.inputs import squares
 from patchgen.data.stain import Macenko, read_macenko
@@ -265,7 +264,7 @@ class Predictor:
 
     def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
-        return normalize(self.pixels(images), self.model.backbone.mean, self.model.backbone.std)
+        return self.model.backbone.normalised(self.pixels(images))
 
     def autocast(self) -> torch.autocast:
         """The context of the predictor's precision."""
@@ -292,7 +291,7 @@ class Predictor:
         def inputs(part: np.ndarray) -> Tensor:
             if tokens is not None:
                 return torch.from_numpy(tokens[part]).to(self.device).float()
-            return normalize(store.load(part).to(self.device).float() / 255, backbone.mean, backbone.std)
+            return backbone.normalised(store.load(part).to(self.device))
 
         for _, part in batches(rows, inputs, tick=tick):
             outputs.append([None if each is None else each.double().cpu() for each in self.model(part)[:3]])

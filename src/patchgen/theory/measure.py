@@ -318,7 +318,7 @@ def _read(subject: "Subject", rows: np.ndarray, tick: Tick) -> tuple[Patches, Se
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         with torch.inference_mode():
-            tokens = model.read(subject.normalised(subject.pixels(part)))
+            tokens = model.read(subject.model.backbone.normalised(subject.pixels(part)))
             with model.select.out.register_forward_hook(lambda module, inputs, u: contexts.append(u)):
                 out = model.classify(tokens)
             given_truth = model.classify(tokens, torch.from_numpy(truth[part]).to(tokens))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
@@ -94,8 +93,7 @@ class Reader:
 
     def images(self, rows: np.ndarray) -> Tensor:
         """Normalised pixels on the device: (B, 3, S, S)."""
-        backbone = self.model.backbone
-        return normalize(self.fabric.to_device(self.store.load(rows)).float() / 255, backbone.mean, backbone.std)
+        return self.model.backbone.normalised(self.fabric.to_device(self.store.load(rows)))
 
     def _read(self, rows: np.ndarray) -> Tensor:
         with self.fabric.autocast():

@@ -36,12 +36,9 @@ StepValues = list[tuple[int, Mapping[str, Tensor]]]  # step and named values, co
 def train(
     config: Settings, out: str | Path, table: Table | None = None, *, quiet: bool = False, track: str | bool = False
 ) -> RunFolder:
-    """Train and score one run; a finished run is returned unchanged, an interrupted one is resumed.
+    """Train and score one run in a folder below `out`; a finished run is returned unchanged, another resumed.
 
-    Args:
-        out: Parent of the run folder.
-        table: The data, if it has already been read.
-        track: Also log to `tensorboard` (or True), `wandb` or `mlflow` (`patchgen.train.track`).
+    `table` is the data, if already read; `track` also logs to `tensorboard` (or True), `wandb` or `mlflow`.
     """
     task = get_task(config.task)
     task.make_method(config)  # report a wrong name before reading the data

@@ -73,12 +73,11 @@ class Segment:
 class Swad:
     """Streaming SWAD over named tensors.
 
-    Args:
-        n_converge: N_s, evaluations in the window that decides the start.
-        n_tolerance: N_e, evaluations in a row above the rim that end the valley.
-        ratio: r, the rim over the window's mean loss (1.3; VLCS 1.2).
-        compat: reproduce the original implementation instead: evaluation segments of equal weight, an extension to
-            segments before the start, repeated segments, the last segment when there is no valley.
+    n_converge   N_s, evaluations in the window that decides the start
+    n_tolerance  N_e, evaluations in a row above the rim that end the valley
+    ratio        r, the rim over the window's mean loss (1.3; VLCS 1.2)
+    compat       reproduces the original implementation: evaluation segments of equal weight, an extension to segments
+                 before the start, repeated segments, the last segment when there is no valley
     """
 
     def __init__(self, n_converge: int = 3, n_tolerance: int = 6, ratio: float = 1.3, compat: bool = False) -> None:

@@ -15,7 +15,6 @@ import torch
 from patchgen.common.files import cache_dir, replacing
 from patchgen.common.progress import Progress, is_first, logger
 from patchgen.config import Config
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, digests
 from patchgen.data.stain import Macenko
 from patchgen.data.table import Table
@@ -33,7 +32,7 @@ def stored_tokens(
     backbone, rows = model.backbone, np.flatnonzero(table.label >= 0)
 
     def images(rows: np.ndarray) -> torch.Tensor:
-        return normalize(store.load(rows).to(device).float() / 255, backbone.mean, backbone.std)
+        return backbone.normalised(store.load(rows).to(device))
 
     @torch.no_grad()
     def lower(rows: np.ndarray) -> torch.Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchgen.data.augment import normalize
 from patchgen.diagnose.faithfulness import OPERATORS, pixel_answers
 from patchgen.predict.attribution import CONTROLS, RANKINGS, available, check_rankings
 from patchgen.predict.predictor import NOT_FINITE, Predictor
@@ -65,7 +64,7 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
     unlike: list[bool | None] = [None]
 
     def probabilities(seen: torch.Tensor) -> torch.Tensor:
-        out = predictor.model(normalize(seen, predictor.model.backbone.mean, predictor.model.backbone.std))
+        out = predictor.model(predictor.model.backbone.normalised(seen))
         if predictor.confidence.familiar:
             unlike[:] = predictor.confidence.familiar.unlike(out.features)
         return predictor.confidence.probabilities(out.logits)
