@@ -123,7 +123,7 @@ def test_every_table_of_text_goes_through_one_writer() -> None:
 
     source = Path(str(patchgen.__file__)).parent
     writers = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if "csv.writer" in file.read_text()}
-    assert writers == {"common/files.py", "commands/predict.py", "slides/scan.py"}
+    assert writers == {"common/files.py", "commands/predict.py", "slides/heatmap.py"}
 
 
 def test_a_report_holds_no_html_of_a_name(tmp_path: Path, tiny_run: Any) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchgen.predict.predictor import Prediction
 from patchgen.slides import heatmap
-from patchgen.slides.scan import read_tiles, scan
+from patchgen.slides.heatmap import read_tiles, scan
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, make_grid, open_slide, thumbnail
 from patchgen.slides.tissue import Window, find_windows, otsu, tissue_mask
 

@@ -152,10 +152,7 @@ def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float = 0.07) -> Tensor:
-    """Identify all views of the same class (Khosla et al. 2020): mean of -log p over the positives of a labelled view.
-
-    For unit vectors (N, E) and class ids (N,); rows with -1 are ignored. Without labels, a differentiable 0.
-    """
+    """Khosla et al. 2020 on unit vectors (N, E): mean of -log p over the positives of a view; label -1 is ignored."""
     labelled = label >= 0
     similarity = _without_self(projected @ projected.T / temperature)
     log_p = similarity.masked_fill(~labelled, torch.finfo(similarity.dtype).min).log_softmax(1)  # their columns

@@ -161,8 +161,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     from patchgen.common.progress import Progress
     from patchgen.slides.cohort import save_thumbnail
     from patchgen.slides.cut import DESCRIPTION, TILES, check_settings
-    from patchgen.slides.heatmap import collect_maps, save_png, write_geojson, write_map
-    from patchgen.slides.scan import read_tiles, scan
+    from patchgen.slides.heatmap import collect_maps, read_tiles, save_png, scan, write_geojson, write_map
     from patchgen.slides.slide import open_slide
 
     options, path, part = SlideArguments(**arguments), Path(slide), folder / PART
@@ -241,7 +240,7 @@ def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str
     from patchgen.common.progress import Progress
     from patchgen.predict.embed import vectors_of, write_columns
     from patchgen.predict.predictor import NOT_FINITE
-    from patchgen.slides.scan import read_batches
+    from patchgen.slides.heatmap import read_batches
     from patchgen.slides.slide import UnreadableSlide, open_slide
 
     options = SlideEmbedArguments(**{**arguments, "what": tuple(arguments["what"])})

@@ -76,10 +76,7 @@ def examine(
     data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None, decode: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Check]:  # fmt: skip
-    """Check a data set: names first, then the content of every file; `progress(files done, files in all)`.
-
-    Without `decode`, files are only read and hashed: no pixel sizes, no check for damage.
-    """
+    """Check a data set: names first, then every file, which without `decode` is only read and hashed."""
     try:
         table = check_shared(read_table(data, benchmark=benchmark, options=options))
     except (ValueError, OSError) as error:

@@ -71,10 +71,7 @@ NEAREST = ("clip-b16", "regnety-16gf", "resnet50")  # in this order, for backbon
 def host_settings(
     method: str, benchmark: str | None, backbone_kind: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
-    """The published settings of a method (``miro``, not ``patchgen+miro``) as fields of Config; empty if none.
-
-    A backbone without published values gets the nearest one's loss weights; ``swad`` prefers those published with it.
-    """
+    """The published settings of a method (``miro``, not ``patchgen+miro``), or a similar backbone's loss weights."""
 
     def of(kind: str, task: str) -> Settings:
         variant = kind if task == "mdg" else f"{kind} {task}"

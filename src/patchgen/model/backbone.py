@@ -93,10 +93,7 @@ class Backbone(nn.Module):
         return height // patch, width // patch
 
     def forward(self, images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
-        """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.
-
-        ``early`` gets the patch tokens (B,P,D) after `early_block`, in a convolutional network those of the last layer.
-        """
+        """Normalised images (B,3,H,W) of any valid size -> tokens; ``early`` gets those after `early_block` (B,P,D)."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
         grid = self.grid((images.shape[2], images.shape[3]))

@@ -116,19 +116,14 @@ class PatchGen(nn.Module):
         would start outside ``MODERATE``, the query bias subtracts the mean token, which centres the scores near 0.
         """
         dim = tokens.shape[-1]
-        if self.start == "contrast":
-            self._start_with_contrast(tokens)
+        if self.start == "contrast":  # W_q = -W_k: patches similar to their image's mean score low
+            centre, key = tokens.flatten(0, 1).mean(0), self.qkv.weight[dim : 2 * dim]
+            self.qkv.weight[:dim] = -key
+            self.qkv.bias[:dim], self.qkv.bias[dim : 2 * dim] = key @ centre, -key @ centre
         mean = self._scale_scores(tokens)
         if not MODERATE[0] <= mean <= MODERATE[1]:
             self.qkv.bias[:dim] = -self.qkv.weight[:dim] @ tokens.flatten(0, 1).mean(0)
             self._scale_scores(tokens)
-
-    def _start_with_contrast(self, tokens: Tensor) -> None:
-        """Set W_q = -W_k and biases that subtract the mean token: patches similar to their image's mean score low."""
-        dim, centre = tokens.shape[-1], tokens.flatten(0, 1).mean(0)
-        key = self.qkv.weight[dim : 2 * dim]
-        self.qkv.weight[:dim] = -key
-        self.qkv.bias[:dim], self.qkv.bias[dim : 2 * dim] = key @ centre, -key @ centre
 
     def _scale_scores(self, tokens: Tensor) -> float:
         """Scale the scores to standard deviation ``spread`` and return the mean mask; blank images change nothing."""

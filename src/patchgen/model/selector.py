@@ -104,10 +104,7 @@ class Selector(nn.Module):
     def forward(
         self, backbone: Backbone, images: Tensor, mask: Tensor | None = None, read: Read | None = None
     ) -> Selected:
-        """Run the backbone with selective attention on normalised images (B, 3, H, W).
-
-        ``mask`` (B, P) replaces the learned one; ``read`` the plain forward pass, for example by one with prompts.
-        """
+        """Run the backbone on normalised images; ``mask`` (B, P) replaces the learned one, ``read`` the plain pass."""
         reading = _Reading(self, mask)
         with reading:
             tokens = (read or backbone)(images, reading.see)

@@ -258,10 +258,7 @@ def cached_hub_folder(hub_id: str) -> Path | None:
 
 
 def hub_folder(hub_id: str, *, quick: bool = False, also: Sequence[str] = ()) -> Path:
-    """A local folder with config.json, weights and one of ``also``: cached, else downloaded (one attempt).
-
-    ``quick`` is for a shorter timeout, if other weights can replace these.
-    """
+    """A local folder with config.json, weights and one of ``also``: cached, or downloaded; ``quick`` waits less."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
 

@@ -16,8 +16,7 @@ from PIL import Image
 from patchgen.common.files import write_csv
 from patchgen.common.untrusted import read_json
 from patchgen.pages.page import Cell, file_address, render, write_page
-from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png
-from patchgen.slides.scan import read_tiles
+from patchgen.slides.heatmap import MASK, TILE_NOTICE, read_tiles, save_png
 from patchgen.slides.slide import TileGrid
 
 TABLE, PATIENTS, PAGE, THUMBNAIL = "cohort.csv", "patients.csv", "index.html", "thumbnail.png"

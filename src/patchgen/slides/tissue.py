@@ -137,10 +137,7 @@ def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float 
 def find_tiles(
     slide: Slide, *, mpp: float, tile: int, tissue: str, mask: str | None, min_tissue: float, overlap: float = 0.0
 ) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
-    """The grid of a slide, its thumbnail (H, W, 3), where that shows tissue (H, W), and the tiles with enough of it.
-
-    UnreadableSlide if there are none. A mask replaces the function `tissue`.
-    """
+    """The grid of a slide, its thumbnail (H, W, 3), where that shows tissue (H, W), and the tiles with enough of it."""
     grid, file = make_grid(slide, mpp, tile), _mask_of(slide.path, mask)
     small = thumbnail(slide, grid)
     load_all()
