@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from patchgen.commands import check_file
 from patchgen.commands.options import EngineOptions, ImageOptions, RuntimeOptions, find_images, report_unreadable
 from patchgen.common.files import is_replaceable, refuse_links, replacing, write_text
+from patchgen.common.progress import Progress
 from patchgen.common.text import csv_cell, json_text, printable
 from patchgen.common.untrusted import read_json
 
@@ -113,7 +114,6 @@ def _record(row: "Prediction", classes: Sequence[str]) -> dict[str, Any]:
 
 def _write_stream(arguments: PredictArguments, predictor: "Predictor", paths: Sequence[Path]) -> "list[Unreadable]":
     """Write each row as soon as it is predicted, without holding all in memory; returns the unreadable images."""
-    from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Unreadable
 
     unreadable: list[Unreadable] = []
@@ -204,8 +204,6 @@ def _parts(
 
 
 def _predict_here(arguments: PredictArguments, predictor: "Predictor", units: "Sequence[Unit]") -> None:
-    from patchgen.common.progress import Progress
-
     with Progress("predicting", sum(unit.size for unit in units)) as bar:
         if finished := sum(unit.size for unit in units if unit.folder.done):
             bar.advance(finished)

@@ -11,7 +11,6 @@ import tyro
 from patchgen.commands.options import LoadOptions
 
 CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def serve(arguments: ServeArguments) -> None:
     import uvicorn
 
     from patchgen.viewer.app import create_app
-    from patchgen.viewer.guard import HeaderTimeout, Hosts
+    from patchgen.viewer.guard import LOCAL, HeaderTimeout, Hosts
     from patchgen.viewer.library import Library, find_items
 
     items = find_items(arguments.folders)
@@ -61,7 +60,7 @@ def serve(arguments: ServeArguments) -> None:
         host = arguments.host
         name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         address = f"http://{name}:{listener.getsockname()[1]}/"
-        if host not in LOOPBACK:
+        if host not in LOCAL:
             print(
                 f"patchgen serve: WARNING: listening at {host}: everybody who can reach this machine can use "
                 "the viewer and see these runs; there is no password and no encryption",

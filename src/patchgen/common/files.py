@@ -115,24 +115,19 @@ def working_folder(target: Path) -> Iterator[Path]:
     """A hidden folder next to the target, removed with its content at the end, or by `clean` after a kill."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clean(target.parent)
-    temporary, descriptor = _held_folder(target)
-    try:
-        yield temporary
-    finally:
-        os.close(descriptor)
-        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange this is the old one
-
-
-def _held_folder(target: Path) -> tuple[Path, int]:
-    """A new hidden folder and the descriptor that holds its lock; before that, another process may `clean` it away."""
-    while True:
+    while True:  # before its lock is held, another process may `clean` it away
         temporary = temporary_name(target)
         temporary.mkdir()
         with suppress(FileNotFoundError):
             descriptor = os.open(temporary, os.O_RDONLY)
             if lock(descriptor) and temporary.exists():
-                return temporary, descriptor
+                break
             os.close(descriptor)
+    try:
+        yield temporary
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange this is the old one
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -1,7 +1,5 @@
 """Accuracy of discovered categories: clusters are matched to classes, then counted for all, known and unknown classes.
 
-    clustering_accuracy(y_true, y_pred, known_classes=range(70)).known
-
 A cluster has no name: it is matched to the class that gives the most correct samples (Hungarian algorithm), in one
 match over all samples, the strict definition of the field ("v2").
 """

@@ -251,7 +251,7 @@ def search(score: Callable[[int], float], low: int, high: int) -> Estimate:
                 curve[k] = score(k)
         top = max(curve.values())
         ties = [k for k, value in curve.items() if value == top]
-        best = max(ties) if top == 1 else min(ties)
+        best = max(ties) if top == 1 else min(ties)  # merged unlabelled classes score 1 too
         if step == 1:
             return Estimate(best, dict(sorted(curve.items())))
         first, last = max(low, best - step + 1), min(high, best + step - 1)

@@ -27,10 +27,7 @@ def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
 
 
 def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, float]:
-    """Accuracy, balanced accuracy (over the classes that have images), macro F1 (over those true or predicted) and F1.
-
-    Of a confusion matrix (C, C); all 0 if nothing was scored. Without a class `positive`, ``f1`` is the macro F1.
-    """
+    """Of (C, C): accuracy, balanced over classes with images, macro F1 of those true or predicted, and F1."""
     if not confusion.any():
         return {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0, "f1": 0.0, "images": 0}
     counts = class_counts(confusion)
