@@ -57,8 +57,8 @@ def test_every_output_goes_through_the_same_helpers() -> None:
     lines = [(file.relative_to(source).as_posix(), line.strip()) for file in source.rglob("*.py")
              for line in file.read_text(encoding="utf-8").splitlines() if writes.search(line)]  # fmt: skip
     direct = {name for name, line in lines if "temporary" not in line and "not_through_links" not in line}
-    # the helpers; streams of a closed terminal; a device or pipe that a user named; a folder of `working_folder`
-    assert direct == {"common/files.py", "cli.py", "commands/predict.py", "model/weights.py"}
+    # the helpers; streams of a closed terminal; a device or pipe that a user named
+    assert direct == {"common/files.py", "cli.py", "commands/predict.py"}
 
 
 def test_a_device_stays_a_device() -> None:
