@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of
@@ -160,7 +161,12 @@ def read_cifar(folder: Path) -> tuple[Table, np.ndarray, tuple[str, ...]]:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     home = Path(os.path.abspath(cache_dir() / "cifar-100" / digest.hexdigest()[:16]))
     if not all(os.path.isfile(os.path.join(home, path)) for path in paths):
-        _write_images(home, paths, parts)
+        with replacing_folder(home, sync=False) as temporary:
+            for place in {os.path.dirname(path) for path in paths}:
+                (temporary / place).mkdir(parents=True)
+            images = (record[2:].reshape(3, 32, 32) for records in parts.values() for record in records)
+            for path, pixels in zip(paths, images, strict=True):
+                Image.fromarray(pixels.transpose(1, 2, 0)).save(temporary / path, compress_level=1)
     label = np.concatenate([records[:, 1] for records in parts.values()]).astype(np.int64)
     counts = {part: len(records) for part, records in parts.items()}
     listed = " and ".join(f"{counts[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
@@ -192,14 +198,3 @@ def _records(path: Path, classes: int) -> np.ndarray:
     if (wrong := records[:, 1].max()) >= classes:
         raise ValueError(f"'{path}': fine labels go from 0 to {classes - 1} as in {CIFAR_NAMES}, but {wrong} occurs")
     return records
-
-
-def _write_images(home: Path, paths: tuple[str, ...], parts: dict[str, np.ndarray]) -> None:
-    from PIL import Image
-
-    with replacing_folder(home, sync=False) as temporary:
-        for place in {os.path.dirname(path) for path in paths}:
-            (temporary / place).mkdir(parents=True)
-        images = (record[2:].reshape(3, 32, 32) for records in parts.values() for record in records)
-        for path, pixels in zip(paths, images, strict=True):
-            Image.fromarray(pixels.transpose(1, 2, 0)).save(temporary / path, compress_level=1)

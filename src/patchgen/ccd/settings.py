@@ -114,9 +114,7 @@ class StreamConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.warm_up >= self.epochs:
-            raise ValueError(
-                f"warm_up must be below epochs = {self.epochs}, or prompts never start; not {self.warm_up}"
-            )
+            raise ValueError(f"warm_up must be below epochs = {self.epochs} or prompts never start, not {self.warm_up}")
 
 
 SMALL: dict[str, Any] = {

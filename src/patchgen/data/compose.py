@@ -132,10 +132,8 @@ def _read_photographs(root: Path, domain: str | None) -> dict[str, list[str]]:
 def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_classes: int) -> dict[str, list[str]]:
     """The photographs of the chosen classes, sorted by name; `name=pattern|pattern` merges all folders that match."""
     known = ", ".join([*files][:10] + ["..."] * (len(files) > 10))
-    entries, most = (
-        sorted(files)[:num_classes] if classes is None else classes,
-        min(len(oracle_draw.BACKDROPS), len(files)),
-    )
+    entries = sorted(files)[:num_classes] if classes is None else classes
+    most = min(len(oracle_draw.BACKDROPS), len(files))
     if not 2 <= (count := num_classes if classes is None else len(classes)) <= most:
         raise ValueError(f"there must be 2..{most} classes, with a background each, got {count} (known: {known})")
     of_class: dict[str, list[str]] = {}

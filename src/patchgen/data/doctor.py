@@ -164,10 +164,9 @@ def _check_groups(table: Table) -> Iterator[Check]:
     detail = f"a random split puts {torn:,} of {len(sides):,} groups on both sides"
     yield finding("groups", torn and detail, "Train with --split group.", detail)
     places = rows.groupby("group", sort=False)["domain"].unique()
-    if shared := [
-        f"{g} ({', '.join(table.domains[d] for d in found)})" for g, found in places.items() if len(found) > 1
-    ]:
-        detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
+    if shared := [(group, domains) for group, domains in places.items() if len(domains) > 1]:
+        first = f"{shared[0][0]} ({', '.join(table.domains[d] for d in shared[0][1])})"
+        detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {first}"
         fix = (  # each domain is split separately, so no rule keeps these on one side
             "Patients of an unseen domain are then seen in training, even with --split group: merge these sites into "
             "one domain, or keep each patient in only one of them. If they are different patients with the same "

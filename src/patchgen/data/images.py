@@ -274,10 +274,8 @@ class ImageStore:
     def _stop_writing(self, error: OSError) -> None:
         if self._writable:
             self._writable = False
-            fix = "free some space, or choose another cache folder"
-            warnings.warn(
-                f"the image cache cannot be written ({error}); images are decoded repeatedly: {fix}", stacklevel=2
-            )
+            rule = f"the image cache cannot be written ({error}), so images are decoded repeatedly"
+            warnings.warn(f"{rule}: free some space, or choose another cache folder", stacklevel=2)
 
 
 def digests(table: "Table") -> np.ndarray:

@@ -89,9 +89,7 @@ def _known(part: str) -> type[Method]:
         plugins.load_all()
     if part not in METHODS:
         hint = did_you_mean(part, [*METHODS, *ALIASES])
-        raise ValueError(
-            f"unknown method {part!r}{hint} (known: {', '.join(METHODS)}; one of your own: --plugin FILE.py)"
-        )
+        raise ValueError(f"unknown method {part!r}{hint} (known: {', '.join(METHODS)}; your own: --plugin FILE.py)")
     return METHODS[part]
 
 

@@ -93,9 +93,7 @@ class WithoutImages(Sentences):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if "+" in config.method or self.chosen_tune != "head" or config.devices > 1:
-            raise ValueError(
-                f"{config.method!r} does not train on images: leave out --tune, --devices and the part after '+'"
-            )
+            raise ValueError(f"{config.method!r} does not train on images: leave out --tune, --devices and a '+' term")
 
     def update(self, step: "Step") -> bool:
         """Make no step; before an evaluation, record the loss of the batch."""

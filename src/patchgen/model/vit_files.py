@@ -25,9 +25,7 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
     pattern = re.compile(rf"{re.escape(LAYOUTS[family].blocks)}\.(\d+)\.")
     depth = len({match[1] for name in state if (match := pattern.match(name))})
     if depth != config.num_hidden_layers:
-        raise ValueError(
-            f"{message}: num_hidden_layers is {config.num_hidden_layers}, and its weights have {depth} blocks"
-        )
+        raise ValueError(f"{message}: num_hidden_layers is {config.num_hidden_layers}, its weights have {depth} blocks")
     with torch.device("meta"):
         vit = Vit(config)
     check_tensors(vit, state, message)
@@ -196,9 +194,7 @@ def _sizes(state: State, where: object) -> dict[str, int]:
     registers = next((state[name] for name in _REGISTERS if name in state), torch.empty(1, 0, width))
     widths = [size for tensor in (state["cls_token"], state["pos_embed"], registers) for size in tensor.shape[-1:]]
     if channels != 3 or patch[0] != patch[1] or registers.ndim != 3 or set(widths) != {width}:
-        raise ValueError(
-            f"{rule}; its patches are {tuple(patch)} pixels of {channels} channels, its tokens {widths} wide"
-        )
+        raise ValueError(f"{rule}; its patches are {tuple(patch)} pixels of {channels} channels, its widths {widths}")
     depth = len({match[1] for name in state if (match := _BLOCK.match(name))})
     return {"hidden_size": width, "num_hidden_layers": depth, "num_register_tokens": registers.shape[1],
             "patch_size": patch[0]}  # fmt: skip

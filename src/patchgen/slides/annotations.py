@@ -142,9 +142,8 @@ def _shares(shapes: Shapes, boxes: Sequence[Box], origin: Sequence[float]) -> li
     import shapely
     from shapely.affinity import translate
 
-    wholes = {
-        name: translate(shapely.union_all(parts), *origin) for name, parts in shapes.items()
-    }  # overlaps count once
+    # overlaps count once
+    wholes = {name: translate(shapely.union_all(parts), *origin) for name, parts in shapes.items()}
     trees = {name: shapely.STRtree([p for p in shapely.get_parts(whole) if p.area]) for name, whole in wholes.items()}
     shares: list[Share] = []
     for box in boxes:

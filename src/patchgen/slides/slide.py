@@ -65,13 +65,10 @@ def open_slide(path: str | Path, mpp: float | None = None) -> "Slide":
             raise UnreadableSlide(path, f"OpenSlide says: {error}; for a plain image use `predict`") from error
         except ChildDied as error:
             raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
-        for name, value in facts[
-            "properties"
-        ].items():  # OpenSlide kills its process if a tile does not fit into memory
+        # OpenSlide kills its process if a tile does not fit into memory
+        for name, value in facts["properties"].items():
             if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
-                raise UnreadableSlide(
-                    path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged"
-                )
+                raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: it is damaged or forged")
         slide = Slide(Path(path), child, facts, (mpp, mpp) if mpp else _stated_mpp(path, facts["properties"]))
         on_error.pop_all()
     return slide

@@ -148,8 +148,7 @@ class Evaluator:
             return None
         patches = self.truth[rows]
         if kind == "random":
-            shuffled = [np.random.default_rng([7, row]).permutation(self.truth[row]) for row in rows.tolist()]
-            patches = np.stack(shuffled)
+            patches = np.stack([np.random.default_rng([7, row]).permutation(self.truth[row]) for row in rows.tolist()])
         return self.reader.fabric.to_device(torch.from_numpy(patches).float())
 
     def _names(self) -> list[str]:

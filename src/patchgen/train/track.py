@@ -31,9 +31,7 @@ class Tracker:
 
     def __init__(self) -> None:
         if find_spec(self.package) is None:
-            raise ValueError(
-                f'--track needs {self.title}, which is not installed: pip install "patchgen[{self.extra}]"'
-            )
+            raise ValueError(f'--track needs {self.title}, which is missing: pip install "patchgen[{self.extra}]"')
         self.writer: Any = None  # opened by the recording process, which may be a child of this one
         self.written = 0
 
