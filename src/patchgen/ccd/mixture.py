@@ -55,11 +55,10 @@ class SphericalMixture:
         tolerance: float = 1e-7,
         regularisation: float = 1e-3,
     ) -> "SphericalMixture":
-        """Expectation-maximisation from `start`, until a step gains less than `tolerance` in log-likelihood per row.
+        """EM on features (N, D) and `replay` (..., D), until a step gains less than `tolerance` per row.
 
         The regularisation is a floor of the variances: added to them, as is usual, the likelihood may fall. The means
-        (K0, D) of `start` keep their ids 0..K0-1; k-means adds those that are missing. `replay` (..., D) are rows that
-        join the features (N, D).
+        (K0, D) of `start` keep their ids 0..K0-1; k-means adds those that are missing.
         """
         rows, floor = with_replay(features, replay), max(regularisation, TINY)
         mixture = _around(rows, _starting_means(rows, components, start, seed), floor)

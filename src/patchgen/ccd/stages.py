@@ -124,10 +124,7 @@ def get_schedule(name: str | Path) -> Schedule:
 
 
 def stage_sizes(images: int, ratios: Sequence[float]) -> list[int]:
-    """Number of a class's images in its successive stages: 500 with the paper's first row -> 435, 35, 15, 15.
-
-    Each ratio applies to the remaining images, truncated; the first stage gets at least one image of every class.
-    """
+    """Number of a class's images in its successive stages: 500 with the paper's first row -> 435, 35, 15, 15."""
     sizes: list[int] = []
     for ratio in ratios:
         left = images - sum(sizes)

@@ -109,9 +109,7 @@ _WEAKER = replace(_SHORTCUT, domains=_domains(0.95, 0.9, 0.85, 0.25, style=0.6))
 SUITE: dict[str, OracleSpec] = {
     "oracle-easy": OracleSpec(_domains(0.5, 0.4, 0.3, 0.25, style=0.3), "mist", predictive=12),
     "oracle-shortcut": _SHORTCUT,
-    "oracle-turned": replace(
-        _SHORTCUT, domains=(*_SHORTCUT.domains[:3], Domain("mist", correlation=0.05, style=1.0, turned=True))
-    ),
+    "oracle-turned": replace(_SHORTCUT, domains=(*_SHORTCUT.domains[:3], Domain("mist", 0.05, 1.0, turned=True))),
     "oracle-full": replace(_SHORTCUT, predictive=36, distractors=0),
     "oracle-tiny": replace(_WEAKER, predictive=1),
     "oracle-unknown": replace(
@@ -259,10 +257,7 @@ def suite_folder(name: str) -> Path:
 
 
 def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
-    """C* of a table's rows on any patch grid (h,w): (N,P) bool, or None for a data set without masks.
-
-    The mask of `images/<domain>/<class>/x.png` is `masks/<domain>/<class>/x.png`.
-    """
+    """C* of a table's rows on any patch grid (h,w): (N,P) bool, or None for a data set without masks."""
     files = [Path(*file.parts[:-4], "masks", *file.parts[-3:]).with_suffix(".png") for file in table.files]
     if not any(file.is_file() for file in files):
         return None

@@ -57,11 +57,7 @@ class Output(NamedTuple):
 
 
 class Classifier(nn.Module):
-    """Images in, logits (and a mask) out; ``module`` are options of `PatchGen`.
-
-    The forward pass has two stages, ``read`` (the backbone and the tokens that the pool needs), which is cached if the
-    backbone is frozen, and ``classify``. A selection inside the backbone has one stage: tokens depend on the mask.
-    """
+    """Images in, logits (and a mask) out, in two stages, ``read`` and ``classify``; ``module`` are for `PatchGen`."""
 
     def __init__(
         self,

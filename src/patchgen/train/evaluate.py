@@ -84,7 +84,10 @@ class Reader:
         if not self.model.reads_frozen:
             return self.images(rows)
         new = [row for row in np.unique(rows).tolist() if row not in self.memory]
-        fresh = dict(zip(new, self._read(np.array(new)), strict=True)) if new else {}
+        fresh: dict[int, Tensor] = {}
+        if new:
+            with self.fabric.autocast():
+                fresh = dict(zip(new, self.model.read(self.images(np.array(new))).float().cpu(), strict=True))
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])
         if self.room > 0:
             self.memory |= fresh
@@ -94,10 +97,6 @@ class Reader:
     def images(self, rows: np.ndarray) -> Tensor:
         """Normalised pixels on the device: (B, 3, S, S)."""
         return self.model.backbone.normalised(self.fabric.to_device(self.store.load(rows)))
-
-    def _read(self, rows: np.ndarray) -> Tensor:
-        with self.fabric.autocast():
-            return self.model.read(self.images(rows)).float().cpu()
 
 
 @dataclass

@@ -171,10 +171,7 @@ class Trainer:
             self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
     def means(self, last: int, images: Callable[[int], list[str]], **place: int) -> dict[str, float]:
-        """The means of the named values since the last record, over all devices; `place` is the stage and epoch.
-
-        ValueError if one or a trained weight is not finite; ``diverged.json`` has its step, `last` for weights alone.
-        """
+        """The means since the last record, over all devices; ValueError if one or a trained weight is not finite."""
         columns: dict[str, list[Tensor]] = {}
         for _, values in self.values:
             for name, value in values.items():
