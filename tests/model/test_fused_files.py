@@ -179,7 +179,7 @@ def test_half_precision_files_are_widened(tmp_path: Path) -> None:
 
 def test_weight_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.safetensors"
-    with pytest.raises(FileNotFoundError, match="No such file"):
+    with pytest.raises(FileNotFoundError, match="there is no weight file"):
         load_backbone(str(path))
     path.write_bytes(b"not a tensor file")
     with pytest.raises(ValueError, match="not a readable"):
