@@ -156,8 +156,8 @@ def read_cifar(folder: Path) -> tuple[Table, np.ndarray, tuple[str, ...]]:
     paths = tuple(f"{part}/{classes[record[1]]}/{i:05d}.png" for part, records in parts.items()
                   for i, record in enumerate(records))  # fmt: skip
     digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
+    for source in files:
+        with source.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     home = Path(os.path.abspath(cache_dir() / "cifar-100" / digest.hexdigest()[:16]))
     if not all(os.path.isfile(os.path.join(home, path)) for path in paths):
