@@ -8,6 +8,7 @@ import tyro
 
 from patchgen.commands import print_table
 from patchgen.common.files import expanded
+from patchgen.common.progress import Progress
 from patchgen.common.text import json_text
 
 
@@ -43,7 +44,6 @@ def write_set(
         seed: Draw other images of the same kind, for choosing settings. The suite's default seed, 1, is for reporting.
         quiet: No progress bar.
     """
-    from patchgen.common.progress import Progress
     from patchgen.data.oracle import Oracle, suite_spec
 
     spec = suite_spec(name)
@@ -81,7 +81,6 @@ def compose_set(
         seed: Seed of photographs, positions, backgrounds and noise.
         quiet: No progress bar.
     """
-    from patchgen.common.progress import Progress
     from patchgen.data.compose import compose
 
     names = None if classes is None else [name.strip() for name in classes.split(",")]

@@ -19,6 +19,7 @@ from patchgen.commands import Maybe
 from patchgen.commands.options import RuntimeOptions, report_slides
 from patchgen.commands.slide_tiles import SlideOptions, cut_tiles
 from patchgen.common.files import expanded, write_text
+from patchgen.common.progress import Progress
 from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
@@ -158,7 +159,6 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     """Process one slide; `folder` has the partial results, and `result` appears when it is complete."""
     from PIL import Image
 
-    from patchgen.common.progress import Progress
     from patchgen.slides.cohort import save_thumbnail
     from patchgen.slides.cut import DESCRIPTION, TILES, check_settings
     from patchgen.slides.heatmap import collect_maps, read_tiles, save_png, scan, write_geojson, write_map
@@ -237,7 +237,6 @@ def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str
     """Embed one slide; `result` appears when it is complete."""
     import numpy as np
 
-    from patchgen.common.progress import Progress
     from patchgen.predict.embed import vectors_of, write_columns
     from patchgen.predict.predictor import NOT_FINITE
     from patchgen.slides.heatmap import read_batches

@@ -238,10 +238,7 @@ def estimate_num_classes(
 
 
 def search(score: Callable[[int], float], low: int, high: int) -> Estimate:
-    """The whole number in [low, high] with the highest score, from coarse to fine: exact if the scores have one top.
-
-    Of perfect scores (1), which merged unlabelled classes have too, the largest number wins, of others the smallest.
-    """
+    """The number in [low, high] of the highest score, coarse to fine; of ties the smallest, of perfect the largest."""
     curve: dict[int, float] = {}
     first, last = low, high
     while True:
